@@ -48,7 +48,7 @@ IN_PAIRS := $(patsubst %,tests/e2e/test_%.py,faults same_tokens trace prompt_log
     $(patsubst %,tests/clients/test_%.py,structured)
 STARTERS := tests/benchmarks tests/deploy
 # Tests over the text of all code: part of `make check`, and not run again by `make test`.
-CHECKED := $(addprefix tests/test_,architecture.py import_homes.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py reasons.py)
+CHECKED := $(addprefix tests/test_,architecture.py import_homes.py loaded_packages.py glossary.py dangerous_calls.py mutation_targets.py parameter_types.py reasons.py)
 TIMED = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.timed' tests)
 # In these folders a conftest marks tests: all that start a benchmark, those on most of the models, or
 # on a second kind of Redis server.

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -109,11 +108,11 @@ def attention(spec: ModelSpec) -> Iterator[Case]:
     """One layer's attention of a decode batch and of a prompt's chunk, over KV of each dtype, and
     that of the deterministic mode beside torch's over bf16."""
     blocks = 32 * 33
-    for kind, codes in (("bf16", None), ("int8", INT8), ("fp8", FP8_E4M3), ("strict", None)):
-        pool = KvPool(spec, blocks, BLOCK_TOKENS, torch.bfloat16, quant=codes)
+    for dtype, quant in (("bf16", None), ("int8", INT8), ("fp8", FP8_E4M3), ("strict", None)):
+        pool = KvPool(spec, blocks, BLOCK_TOKENS, torch.bfloat16, quant=quant)
         _fill(pool, spec)
-        made = InvariantBfloatAttention if kind == "strict" else NumbaAttention
-        kernel = (made if codes is None else KvQuantAttention)(pool, spec.attention)
+        made = InvariantBfloatAttention if dtype == "strict" else NumbaAttention
+        kernel = (made if quant is None else KvQuantAttention)(pool, spec.attention)
         plain = TorchAttention(pool, spec.attention)
         for name, layout in (
             ("decode_1x512", _decode_layout(spec, blocks, 1)),
@@ -123,7 +122,7 @@ def attention(spec: ModelSpec) -> Iterator[Case]:
         ):
             queries = torch.randn(len(layout.tokens), spec.heads, spec.head_dim)
             yield Case(
-                f"attention_{kind}_{name}",
+                f"attention_{dtype}_{name}",
                 *(
                     _over_layers(each, queries.to(torch.bfloat16), layout, spec.layers)
                     for each in (kernel, plain)
@@ -133,18 +132,20 @@ def attention(spec: ModelSpec) -> Iterator[Case]:
 
 def kv_writes(spec: ModelSpec) -> Iterator[Case]:
     """The write of a chunk's and of a decode batch's KV in 8 bits."""
-    for kind, codes in (("int8", INT8), ("fp8", FP8_E4M3)):
-        pool = KvPool(spec, 1024 // BLOCK_TOKENS, BLOCK_TOKENS, torch.bfloat16, quant=codes)
+    for dtype, quant in (("int8", INT8), ("fp8", FP8_E4M3)):
+        pool = KvPool(spec, 1024 // BLOCK_TOKENS, BLOCK_TOKENS, torch.bfloat16, quant=quant)
         kernel, plain = KvQuantAttention(pool, spec.attention), TorchAttention(pool, spec.attention)
         for count in (32, 512):
             layout = _chunk_layout(spec, 0, count) if count > 32 else _decode_rows(spec, count)
             k, v = (torch.randn(count, spec.kv_heads, spec.head_dim).bfloat16() for _ in "kv")
 
-            def write(to: TorchAttention, k: Tensor = k, v: Tensor = v, at: Any = layout) -> None:
-                to.write(0, k, v, at)
+            def write(
+                to: TorchAttention, k: Tensor = k, v: Tensor = v, layout: StepLayout = layout
+            ) -> None:
+                to.write(0, k, v, layout)
 
             yield Case(
-                f"write_{kind}_{count}_tokens",
+                f"write_{dtype}_{count}_tokens",
                 _repeated(partial(write, kernel), count),
                 _repeated(partial(write, plain), count),
             )

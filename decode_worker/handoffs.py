@@ -319,14 +319,13 @@ class Handoffs:
 
 def _annotate(context: Context, report: FetchReport) -> None:
     """Add the counts of the whole fetch to the span of its handoff."""
-    if tracing.is_sampled(context):
-        tracing.annotate(
-            context,
-            bytes=report.bytes,
-            reads=report.reads,
-            gb_per_s=tracing.gb_per_s(report.bytes, report.read_s),
-            transport=report.transport,
-        )
+    tracing.annotate(
+        context,
+        bytes=report.bytes,
+        reads=report.reads,
+        gb_per_s=tracing.gb_per_s(report.bytes, report.read_s),
+        transport=report.transport,
+    )
 
 
 def _has_left(error: BatonError) -> bool:

@@ -5,6 +5,7 @@ The module needs numba, so only workers with a pool in host memory import it. It
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -57,9 +58,18 @@ def _compiled(function: F) -> F:
     """Compile `function` to run without the GIL. The code is cached in a folder if there is one,
     else compiled at every start."""
     made: Any = numba.njit(nogil=True)(function)
-    with suppress(RuntimeError):  # no folder can be written
-        made.enable_caching()
+    if _has_folder():
+        with suppress(RuntimeError):  # no folder can be written
+            made.enable_caching()
     return cast(F, made)
+
+
+def _has_folder() -> bool:
+    """Return whether the folder for cached code is one wherever this process runs. That of a user
+    without a home would be `~` in its working folder, whose owner could have it load any code."""
+    settings: Any = numba.config
+    user_folder = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~"))
+    return bool(settings.CACHE_DIR) or os.path.isabs(user_folder)
 
 
 @_compiled

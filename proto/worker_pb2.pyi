@@ -82,10 +82,10 @@ class WorkerMessage(_message.Message):
 class Heartbeat(_message.Message):
     __slots__ = ("unplaced",)
     UNPLACED_FIELD_NUMBER: _ClassVar[int]
-    unplaced: Unplaced
-    def __init__(self, unplaced: _Optional[_Union[Unplaced, _Mapping]] = ...) -> None: ...
+    unplaced: UnplacedRequests
+    def __init__(self, unplaced: _Optional[_Union[UnplacedRequests, _Mapping]] = ...) -> None: ...
 
-class Unplaced(_message.Message):
+class UnplacedRequests(_message.Message):
     __slots__ = ("waiting", "refused")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]

@@ -90,7 +90,8 @@ OUTPUT_TOKENS = histogram(
 E2E = histogram("baton_request_seconds", "From a request's arrival to its end.")
 REQUEST_QUEUE_SECONDS = histogram(
     "baton_request_queue_seconds",
-    "Waits of a request before its prompt's first chunk: for a worker, KV room and blocks.",
+    "Waits of a request before its prompt's first chunk: for a worker, KV room and blocks, and for "
+    "handoffs and attempts that were lost.",
 )
 REQUEST_PREFILL_SECONDS = histogram(
     "baton_request_prefill_seconds",
@@ -228,9 +229,9 @@ DECISIONS_MADE = counter_of_pairs(
 )
 RECENT_PREFILLS = gauge(
     "baton_recent_prefills",
-    "Prompts that were prefilled within the last five minutes: moved, if a prefill worker's KV was "
-    "read; failed, if a decode worker computed them because handoffs failed; else the reason why a "
-    "decode worker was to compute them.",
+    "Prompts prefilled within the last five minutes: moved, if a prefill worker's KV was read; "
+    "failed, if handoffs failed; else why a decode worker was to compute them. Handed-over prompts "
+    "with one-token answers do not count.",
     "outcome", PREFILL_OUTCOMES,
 )  # fmt: skip
 PLACEMENT_SECONDS = histogram(

@@ -10,20 +10,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from concurrent import futures
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from hypothesis import HealthCheck, settings
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton.runtime.silence import Silence
 from tests.support.file_order import begin_with_longest
 from tests.support.machine_speed import slowness
+from tests.support.trace_collector import ListeningCollector, collecting
 
 # The same examples in each run, and slow machines are no failures. Others are looked for with
 # `pytest --hypothesis-profile=search`.
@@ -61,53 +58,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """`all` in order of arrival; `spans` the last one of each name. `services`: the names of the
-    processes; `numbers`: what they say of themselves beside."""
-
-    def __init__(self) -> None:
-        self.all: list[Span] = []
-        self.services: set[str] = set()
-        self.numbers: dict[str, int] = {}
-
-    @property
-    def spans(self) -> dict[str, Span]:
-        return {span.name: span for span in list(self.all)}
-
-    def Export(
-        self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
-    ) -> trace_service_pb2.ExportTraceServiceResponse:
-        for resource in request.resource_spans:
-            for attribute in resource.resource.attributes:
-                if attribute.key == "service.name":
-                    self.services.add(attribute.value.string_value)
-                else:
-                    self.numbers[attribute.key] = attribute.value.int_value
-            for scope in resource.scope_spans:
-                self.all += scope.spans
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-@contextmanager
-def collecting() -> Iterator[tuple[Collector, str]]:
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    servicer = Collector()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield servicer, f"127.0.0.1:{port}"
-    server.stop(None).wait(10)
-
-
 @pytest.fixture
-def collector() -> Iterator[tuple[Collector, str]]:
+def collector() -> Iterator[ListeningCollector]:
     """The collector, and the address that it listens on."""
     with collecting() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def shared_collector() -> Iterator[tuple[Collector, str]]:
+def shared_collector() -> Iterator[ListeningCollector]:
     """As `collector`, for what the tests of a module look at together."""
     with collecting() as made:
         yield made

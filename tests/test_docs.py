@@ -18,6 +18,7 @@ from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime import handoff_metrics, metrics
 from baton.runtime.config import section_names
 from baton.runtime.settings import loading as settings
+from tests.support.code_files import tracked_pages
 from tests.support.command_parsers import commands, flags_of
 from tests.support.metric_values import label_names
 
@@ -26,7 +27,6 @@ PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
-TRACKED_PAGES = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True).split()
 SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?<![\w./-])(?:\w[\w-]*/)*[\w-]+\.(?:py|toml|proto|md)\b")
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
@@ -130,12 +130,26 @@ def test_pages_list_the_model_families_that_are_served(page: str, sentence: str)
     assert set(names) - {"phi4"} == {f.name.replace("_", "") for f in FAMILIES.values()}
 
 
-@pytest.mark.parametrize("page", TRACKED_PAGES)
+@pytest.mark.parametrize("page", tracked_pages())
 def test_a_cell_of_a_table_holds_a_phrase(page: str) -> None:
     lines = (ROOT / page).read_text().splitlines()
     rows = [line for line in lines if line.lstrip().startswith("|")]
     cells = [cell for line in rows for cell in re.split(r"(?<!\\)\|", line)]
     assert [cell for cell in cells if words(cell) > CELL_WORDS] == []
+
+
+def test_pages_are_those_that_git_tracks_and_still_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for name in ("README.md", "build/made.md", "docs/page.md", "docs/deleted.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    assert tracked_pages.__wrapped__(tmp_path) == ("README.md", "docs/deleted.md", "docs/page.md")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "README.md", "docs"], cwd=tmp_path, check=True)
+    (tmp_path / "docs" / "deleted.md").unlink()
+    assert tracked_pages.__wrapped__(tmp_path) == ("README.md", "docs/page.md")
 
 
 def test_progress_has_at_most_two_pages() -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import ast
 import io
 import re
-import subprocess
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.code_files import tracked_pages
 from tests.test_architecture import MAY_IMPORT, sources
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,6 @@ BANNED_NAMES = {
 # Of people "who" is right, and training texts have the words of people.
 PEOPLE_WHO = re.compile(r"\b(?:anyone|attacker|author|operator|those|users?) who\b", re.IGNORECASE)
 TEXTS_OF_PEOPLE = ROOT / "models" / "corpus"
-DOCUMENTS = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True).split()
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -112,7 +111,7 @@ def in_document(text: str) -> list[str]:
     return [f"{n} {w}" for n, line in lines for w in BANNED_WORD.findall(PEOPLE_WHO.sub("", line))]
 
 
-@pytest.mark.parametrize("page", DOCUMENTS)
+@pytest.mark.parametrize("page", tracked_pages())
 def test_documents_use_the_words_of_the_house(page: str) -> None:
     assert in_document((ROOT / page).read_text()) == []
 

@@ -60,7 +60,7 @@ def test_span_exporter_bounds_its_queue(monkeypatch: pytest.MonkeyPatch) -> None
     lengths: list[int] = []
     made = export.BatchSpanProcessor.__init__
 
-    def noting(self: Any, *given: Any, **options: Any) -> None:
+    def noting(self: export.BatchSpanProcessor, *given: Any, **options: Any) -> None:
         lengths.append(options["max_queue_size"])
         made(self, *given, **options)
 

@@ -111,8 +111,9 @@ async def one_round(
         url = f"http://{routed.admin_address}"
         reader = asyncio.create_task(read_stream(url, options.key))
         done, _ = await asyncio.wait([reader], timeout=seconds)
-        for ended in done:
-            ended.result()  # it failed: a reader ends only when it is cancelled
+        if done:  # a reader ends only when it is cancelled
+            reader.result()
+            raise RuntimeError("the console's stream ended: this round had no reader")
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
     else:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def run(before: Path | None, rounds: int, *, warm: bool) -> list[Figure]:
     wall = _figures("start", found[HERE], earlier, attrgetter("wall_s"))
     cpu = _figures("cpu", found[HERE], earlier, attrgetter("cpu_s"))
     if earlier is not None:
-        cpu[-1] = at_most("cpu_ratio", cpu[-1].value, RATIO_LIMIT)
+        limited = at_most("cpu_ratio", cpu[-1].value, RATIO_LIMIT)
+        cpu[-1] = replace(limited, beside=f"{limited.beside}; {cpu[-1].beside}")
     return [*wall, *cpu, Figure("rounds", rounds)]
 
 

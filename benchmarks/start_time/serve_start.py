@@ -51,11 +51,15 @@ def measured_start(checkout: Path) -> Start:
 
 def _path(checkout: Path) -> Path:
     """Return a folder with the checkout's package `baton`, made when missing. It stays: compiled
-    kernels are kept by the path of their source."""
+    kernels are kept by the path of their source. Its links name the real folders, since the
+    checkout may be given by a link that does not stay."""
+    checkout = checkout.resolve()
     path = checkout / "build" / "start_time"
     (path / "baton").mkdir(parents=True, exist_ok=True)
     for name in _folders(checkout):
         link = path / "baton" / name
+        if link.is_symlink() and link.readlink() != checkout / name:
+            link.unlink()
         if not link.is_symlink():
             link.symlink_to(checkout / name)
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from baton.deploy.control.controller_process import FleetPlan
     from baton.deploy.control.orders import Cluster
     from baton.deploy.control.router_admin import RouterAdmin
+    from baton.simulation.capacity.live_advice import MeasuredFleet
 
+NO_TIMING = (
+    "--timing is missing, and no fleet runs here: `baton advise --save FOLDER` writes the times of "
+    "one, and `baton calibrate` fits published times or your own"
+)
+SEVERAL_FLEETS = (
+    "--timing is missing, and several fleets run here ({names}): save the times of one with `baton "
+    "advise --instance NAME --save FOLDER`"
+)
 RELEASE_S = 600.0  # as autoscalers wait before a worker leaves
 RELEASE_LIMIT_S = 3600.0
 START_S = 1800.0  # as the chart's workers.startupSeconds
@@ -178,9 +188,28 @@ def routers_of(urls: list[str], instance: str) -> list[RouterAdmin]:
 def one_cluster(options: argparse.Namespace) -> Cluster:
     """Return the cluster that the flags name, or the one that runs here. Raises ConfigError."""
     clusters = _clusters(options)
-    if len(clusters) != 1:
-        names = ", ".join(each.name for each in clusters) or "none"
-        raise ConfigError(f"give --instance or --registry; these instances run here: {names}")
+    ask = "give --instance or --registry; these instances run here: {names}"
+    return _only(clusters, none=ask.format(names="none"), several=ask)
+
+
+def running_fleet() -> MeasuredFleet:
+    """Return the one fleet that runs on this host. Raises ConfigError if there is none or several,
+    or it has served too little."""
+    from baton.deploy.control.advice_process import read_fleet
+    from baton.deploy.control.orders import live_clusters
+    from baton.runtime.settings.loading import load
+
+    cluster = _only(live_clusters(), none=NO_TIMING, several=SEVERAL_FLEETS)
+    print(f"no --timing: times of {cluster.name}, which runs here", file=sys.stderr)
+    return read_fleet(load(None, {}, {}), cluster, routers_of([], cluster.name))
+
+
+def _only(clusters: list[Cluster], *, none: str, several: str) -> Cluster:
+    """Return the only one. Raises ConfigError with the text for none, or for several."""
+    if not clusters:
+        raise ConfigError(none)
+    if len(clusters) > 1:
+        raise ConfigError(several.format(names=", ".join(each.name for each in clusters)))
     return clusters[0]
 
 

@@ -82,8 +82,8 @@ def _add_placement(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--group", default="", metavar="NAME",
         help="place workers of both roles only where Ray has the resource baton-NAME, one for "
-        "each; with --by-role baton-NAME-prefill or baton-NAME-decode. So fleets of several models "
-        "share a Ray cluster",
+        "each; with --by-role baton-NAME-prefill or baton-NAME-decode; so that fleets of several "
+        "models can share a Ray cluster",
     )  # fmt: skip
     command.add_argument(
         "--pack", action="store_true", help="fill nodes one by one (default: spread workers)"

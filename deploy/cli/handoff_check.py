@@ -19,20 +19,21 @@ from baton.router.fleet.recent_prompts import WINDOW_S
 NAME = "kv transfers"
 SCRAPE_TIMEOUT_S = 2.0
 PREFILLS = "baton_recent_prefills"
-REMEDIES = {
+REMEDIES = {  # of what is a fault where no KV moves
     "failed": "handoffs fail: see `handoff failed` in the decode workers' logs",
     "configured": "router.placement is local: set it to auto",
-    "short": "handoffs would take longer than these prompts: send longer ones, or serve with "
-    "colocated workers only",
-    "cached": "decode workers hold the prompts' prefixes: nothing is to be done",
     "cheaper": "prefill workers' queues are too long: see `baton explain FILE`; start more, or set "
     "router.placement=disaggregated",
     "alone": "requests hung workers before: see the log for `worker hung`",
     "no_prefill_worker": "a prefill worker was linked only later: send requests again",
-    "incompatible": "run all workers with the same model, dtype, pool settings and processor type",
+    "incompatible": "run all workers with the same model, dtype, pool settings, processor type and "
+    "version; during an upgrade, wait until the workers of the other role are replaced too",
     "too_large": "give prefill workers a larger pool (pool.blocks, pool.memory_fraction)",
     "left": "prefill workers drain or restart: see `baton ps` and their logs",
 }
+
+# A decode worker prefills these better by itself: a fleet that gets no others is in order.
+HARMLESS = ("short", "cached")
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -52,7 +53,8 @@ def judged(instance: str, router: Samples) -> Finding:
     """Return the finding for one router, from its metrics."""
     linked = int(total(router, "baton_links", peer="prefill"))
     moved = int(total(router, PREFILLS, outcome="moved"))
-    outcomes = {outcome: int(total(router, PREFILLS, outcome=outcome)) for outcome in REMEDIES}
+    reasons = (*REMEDIES, *HARMLESS)
+    outcomes = {outcome: int(total(router, PREFILLS, outcome=outcome)) for outcome in reasons}
     local = sum(outcomes.values())
     minutes = f"the last {WINDOW_S / 60:g} minutes"
     seen = f"{instance}: {linked} prefill workers; in {minutes} KV moved for {moved} of"
@@ -60,8 +62,9 @@ def judged(instance: str, router: Samples) -> Finding:
     if not linked or not local or moved:
         return Finding(NAME, "ok", seen)
     counted = sorted(((n, outcome) for outcome, n in outcomes.items() if n), reverse=True)
-    why = ", ".join(f"{outcome} {n}" for n, outcome in counted)
-    return Finding(NAME, "warn", f"{seen}: {why}", REMEDIES[counted[0][1]])
+    seen += ": " + ", ".join(f"{outcome} {n}" for n, outcome in counted)
+    remedies = [REMEDIES[outcome] for _, outcome in counted if outcome in REMEDIES]
+    return Finding(NAME, "warn", seen, remedies[0]) if remedies else Finding(NAME, "ok", seen)
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:

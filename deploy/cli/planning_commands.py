@@ -32,14 +32,9 @@ from baton.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from baton.planner.timing_fit import Fit
-    from baton.simulation.capacity.live_advice import MeasuredFleet
     from baton.simulation.capacity.tuning_candidates import WorkerSize
 
 DEFAULT_POOL_TOKENS = 1 << 20
-NO_TIMING = (
-    "--timing is missing, and no fleet runs here: `baton advise --save FOLDER` writes the times of "
-    "one, and `baton calibrate` fits published times or your own"
-)
 _Value = TypeVar("_Value")
 
 
@@ -160,17 +155,18 @@ def add_traffic(command: argparse.ArgumentParser, *, sizes: bool = False) -> Non
         command.add_argument(
             "--pool-tokens", type=by_gpus(whole(512, 1 << 40)), action="append", default=[],
             metavar="[GPUS=]N",
-            help="tokens of KV of the pool of a worker with so many GPUs (default: 1048576; the "
-            "`memory` line of `baton size` has the real number)",
+            help="tokens of KV of the pool of a worker with so many GPUs (default: 1048576, or "
+            "those of the fleet whose times are taken; the `memory` line of `baton size` has the "
+            "real number)",
         )  # fmt: skip
     else:
         command.add_argument(
             "--timing", type=Path, metavar="FILE", help="timing model (baton calibrate)"
         )  # fmt: skip
         command.add_argument(
-            "--pool-tokens", type=whole(512, 1 << 40), default=DEFAULT_POOL_TOKENS, metavar="N",
-            help="tokens of KV of each worker's pool (default: %(default)s; the `memory` line of "
-            "`baton size` has the real number)",
+            "--pool-tokens", type=whole(512, 1 << 40), metavar="N",
+            help="tokens of KV of each worker's pool (default: 1048576, or those of the fleet "
+            "whose times are taken; the `memory` line of `baton size` has the real number)",
         )  # fmt: skip
     command.add_argument(
         "--chunk-tokens", type=whole(512, 1 << 20), default=8192, metavar="N",
@@ -268,22 +264,8 @@ def _fit_recorded(options: argparse.Namespace) -> Fit:
     return replace(fit, model=replace(fit.model, name=options.name))
 
 
-def _running_fleet() -> MeasuredFleet:
-    """Return the one fleet that runs on this host. Raises ConfigError if there is none, or it has
-    served too little."""
-    from baton.deploy.cli.control_commands import routers_of
-    from baton.deploy.control.advice_process import read_fleet
-    from baton.deploy.control.orders import live_clusters
-    from baton.runtime.settings.loading import load
-
-    if len(found := live_clusters()) != 1:
-        raise ConfigError(NO_TIMING)
-    (cluster,) = found
-    print(f"no --timing: times of {cluster.name}, which runs here", file=sys.stderr)
-    return read_fleet(load(None, {}, {}), cluster, routers_of([], cluster.name))
-
-
 def _simulate(options: argparse.Namespace) -> None:
+    from baton.deploy.cli.control_commands import running_fleet
     from baton.deploy.plots.figure import require_matplotlib
     from baton.planner.timing_file import read_fit
     from baton.planner.timing_table import error_text
@@ -297,17 +279,23 @@ def _simulate(options: argparse.Namespace) -> None:
         prefill=options.prefill,
         decode=options.decode,
         colocated=options.colocated,
-        pool_tokens=options.pool_tokens,
+        pool_tokens=options.pool_tokens or DEFAULT_POOL_TOKENS,
         chunk_tokens=options.chunk_tokens,
         local_chunk_tokens=options.local_chunk_tokens,
         max_sequences=options.max_sequences,
         gpus_per_worker=options.gpus_per_worker,
     )
     objectives = read_objectives(options.slo)
+    if options.timing is None:
+        measured = running_fleet()
+        fit = measured.fit
+        if options.pool_tokens is None:
+            layout = replace(layout, pool_tokens=measured.layout.pool_tokens)
+    else:
+        fit = read_fit(options.timing)
     scenario = CapacityScenario(layout, objectives, options.gpu_hour or 0.0, options.every_token)
     if options.placement is not None:
         scenario = replace(scenario, placement=options.placement)
-    fit = _running_fleet().fit if options.timing is None else read_fit(options.timing)
     requests = read_source(options)
     timing = fit.model
     started_s = time.perf_counter()
@@ -378,12 +366,10 @@ def _numbered(most: int) -> Callable[[str], Callable[[int, int], None]]:
 def _sizes(options: argparse.Namespace) -> list[WorkerSize]:
     """Return the sizes of a worker that are named, else that of the fleet that runs here. Raises
     ConfigError if one is named twice, or a pool has no timing model."""
+    from baton.deploy.cli.control_commands import running_fleet
     from baton.planner.timing_file import read_fit
     from baton.simulation.capacity.tuning_candidates import WorkerSize
 
-    if not options.timing:
-        fleet = _running_fleet()
-        return [WorkerSize(options.gpus_per_worker, fleet.fit, fleet.layout.pool_tokens)]
     found: dict[str, dict[int, Any]] = {"--timing": {}, "--pool-tokens": {}}
     for flag, given in (("--timing", options.timing), ("--pool-tokens", options.pool_tokens)):
         for gpus, value in given:
@@ -392,8 +378,12 @@ def _sizes(options: argparse.Namespace) -> list[WorkerSize]:
                 raise ConfigError(f"{flag} is given twice for workers of {count} GPUs")
             found[flag][count] = value
     timings, pools = found["--timing"], found["--pool-tokens"]
-    if lost := sorted(pools.keys() - timings.keys()):
+    own = options.gpus_per_worker
+    if lost := sorted(pools.keys() - (timings.keys() or {own})):
         raise ConfigError(f"--pool-tokens {lost[0]}=... has no --timing {lost[0]}=FILE beside it")
+    if not timings:
+        fleet = running_fleet()
+        return [WorkerSize(own, fleet.fit, pools.get(own, fleet.layout.pool_tokens))]
     return [
         WorkerSize(gpus, read_fit(path), pools.get(gpus, DEFAULT_POOL_TOKENS))
         for gpus, path in sorted(timings.items())

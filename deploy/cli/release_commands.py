@@ -42,7 +42,7 @@ def add_release(commands: Any) -> None:
     made.add_argument(
         "--ray",
         action="store_true",
-        help="with --certificates: also make an authority, whose certificates pods of Ray get",
+        help="with --certificates: also make the authority that issues certificates to Ray's pods",
     )
     check = add_command(
         steps,

@@ -17,7 +17,7 @@ import grpc.aio
 
 from baton.deploy.control.orders import Cluster, Target, read_records
 from baton.planner.control.worker_report import ANSWER_TIMEOUT_S, counted
-from baton.planner.controller_load import FleetSample, RouterSample, WorkerSample
+from baton.planner.controller_load import FleetSample, WorkerSample
 from baton.proto import control_pb2, control_pb2_grpc
 from baton.runtime import logs
 from baton.runtime.errors import Unavailable
@@ -113,10 +113,8 @@ def sample_of(record: WorkerRecord, answer: control_pb2.StatusReply) -> WorkerSa
     """Return a worker's report. One of another version may have no counters that this one knows:
     its load is not known."""
     try:
-        reported = [
-            RouterSample(each.router_id, each.waiting, each.refused) for each in answer.routers
-        ]
-        return counted(record, json.loads(answer.audit), answer.not_ready_reason, reported)
+        audit = json.loads(answer.audit)
+        return counted(record, audit, answer.not_ready_reason, answer.routers)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # of any other form
         log.debug("worker report not read", worker=record.worker_id, reason=repr(error))
         return WorkerSample(record.worker_id, record.boot_id, record.role, "no counters")

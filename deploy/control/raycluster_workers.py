@@ -150,8 +150,8 @@ class RayClusterWorkers:
         if isinstance(found, ForeignNumber):
             raise found
         raise Unavailable(
-            "`baton fleet --follow` has not written its number yet, of which the prefill workers "
-            "are known: see its log"
+            "`baton fleet --follow` has not written yet how many workers begin as prefill workers: "
+            "see its log"
         )
 
     async def _copy(

@@ -17,6 +17,7 @@ _OUTPUT = 'kind="output"'
 _MET, _FAILED = 'outcome="met"', 'outcome="failed"'
 _DISAGGREGATED = 'decision="disaggregated"'
 _MOVED = 'outcome="moved"'
+_TO_MOVE = 'outcome!~"moved|short|cached"'  # as `baton doctor` judges
 _PREFILL, _DECODE = 'peer="prefill"', 'peer="decode"'
 _DECODE_ROLE, _ROUTER_ROLE = 'role="decode"', 'role="router"'
 _PREFILL_ROLE = 'role="prefill"'
@@ -231,12 +232,12 @@ ALERTS = (
     Alert(
         name="BatonNothingDisaggregated",
         expr=f"sum by (job) ({_most_of_15m('baton_recent_prefills', _MOVED)}) == 0"
-        f" and sum by (job) ({_most_of_15m('baton_recent_prefills')}) > 0"
+        f" and sum by (job) ({_most_of_15m('baton_recent_prefills', _TO_MOVE)}) > 0"
         f" and sum by (job) ({series('baton_links', _PREFILL)}) > 0",
         lasts="15m",
         severity="warning",
-        summary="Prefill workers are linked, and KV moved for no prompt: they are placed on decode "
-        "workers, or handoffs fail.",
+        summary="Prefill workers are linked, and KV moved for no prompt: all prompts are placed on "
+        "decode workers, or handoffs fail.",
         runbook='docs/operations.md, "KV moves slowly or not at all"',
     ),
     Alert(

@@ -59,7 +59,18 @@ class FleetOptions:
                     f"{name} differs from node to node: set {_variable(name)} in the environment "
                     "of each node (default: its address in Ray, a free port)"
                 )
+        self._check_group()
         self._check_device()
+
+    def _check_group(self) -> None:
+        """Refuse a group whose workers of both roles would get the nodes of another fleet's role:
+        the resource of `--group code-prefill` is that of `--group code --by-role`."""
+        for role in get_args(Role):
+            if not self.by_role and f"-{self.group}".endswith(f"-{role}"):
+                raise ConfigError(
+                    f"--group {self.group} names the resource of the {role} workers of a fleet "
+                    "with --by-role: give a name that does not end with a role"
+                )
 
     def _check_device(self) -> None:
         device = self.config.worker.device

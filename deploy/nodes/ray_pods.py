@@ -113,8 +113,7 @@ def deletion_patch(cluster: Document, pod: RayPod, pods: Sequence[RayPod]) -> li
 
 
 def _order(pod: RayPod, shares: Mapping[str, float]) -> tuple[Any, ...]:
-    share = shares.get(pod.group, 0.0)
-    return (pod.group != HEAD, pod.ready, share, not pod.group.endswith(FIRST_ROLE), pod.name)
+    return (pod.ready, shares[pod.group], not pod.group.endswith(FIRST_ROLE), pod.name)
 
 
 def _pod(pod: Document, group: str, current: bool) -> RayPod:

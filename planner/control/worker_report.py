@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from baton.planner.controller_load import RouterSample, WorkerSample, WorkerState
 from baton.planner.step_samples import StepLimits, step_sample
@@ -13,11 +13,24 @@ from baton.runtime.worker.kv_bridge import is_narrow
 ANSWER_TIMEOUT_S = 2.0  # a worker without an answer until then counts as unreachable
 
 
+class ReportedRouter(Protocol):
+    """A router as a worker reports it; see `RouterSample`."""
+
+    @property
+    def router_id(self) -> str: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def refused(self) -> int: ...
+
+
 def counted(
     record: WorkerRecord,
     audit: Mapping[str, Any],
     not_ready: str,
-    routers: Iterable[RouterSample] = (),
+    routers: Iterable[ReportedRouter] = (),
 ) -> WorkerSample:
     """Return the report of a boot. `not_ready` says why it is not; empty: it is. Raises
     LookupError, TypeError, ValueError or AttributeError for an audit of any other form."""
@@ -46,5 +59,5 @@ def counted(
         verifying_steps=work.get("verifying_steps", 0),
         narrow_kv=is_narrow(work.get("kv_dtype", "")),
         step_limits=StepLimits(**work["step_limits"]) if "step_limits" in work else None,
-        routers=tuple(routers),
+        routers=tuple(RouterSample(each.router_id, each.waiting, each.refused) for each in routers),
     )

@@ -15,8 +15,11 @@ from baton.runtime.exposition.genai import RequestTimes
 from baton.runtime.telemetry.timeline import Phase
 
 # Phases before the first token, as vLLM divides them: before the first chunk was scheduled, and
-# from then on. What messages take is in neither.
-QUEUED = frozenset({"place", "credit wait", "prefill queue"})
+# from then on. What messages take is in neither. What was lost, and what a worker READ instead of
+# computing it, passed before a chunk too.
+QUEUED = frozenset(
+    {"place", "credit wait", "prefill queue", "lost handoff", "lost attempt", "cached read"}
+)
 PREFILLED = frozenset({"step wait", "chunk", "first token"})
 
 

@@ -9,6 +9,7 @@ from baton.router.requests.request_trace import RequestTrace
 from baton.runtime.telemetry.timeline import Phase
 
 LONG_REFUSAL_S = 1.0  # a refusal that took so long is a failure to its client
+WAITS = frozenset({"place", "lost attempt", "lost handoff", "end"})  # phases of a refused request
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,10 @@ def reasons_to_keep(trace: RequestTrace, end: RequestEnd, *, slow: bool) -> list
 
 
 def refused_late(trace: RequestTrace, end: RequestEnd) -> bool:
-    """Return whether a request was refused after it had waited for a worker. One that is refused at
-    once was not served: many of them would push out the traces of those that were."""
-    last = trace.path.phases[-1] if trace.path.phases else None
-    waited = last is not None and last.name == "end" and last.seconds >= LONG_REFUSAL_S
-    return end.outcome == "refused" and waited
+    """Return whether a request was refused after it had waited for a worker, or on one. One that is
+    refused at once was not served: many of them would push out the traces of those that were."""
+    waited_s = sum(phase.seconds for phase in trace.path.phases if phase.name in WAITS)
+    return end.outcome == "refused" and waited_s >= LONG_REFUSAL_S
 
 
 def _row(phase: Phase) -> list[str | int]:

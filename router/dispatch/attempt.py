@@ -89,12 +89,14 @@ class Attempt:
 
     def record_output(self, token: OutputToken, recent_prefills: RecentPrefills) -> None:
         """Record an output, and where its prompt was prefilled once that is over: the first token
-        of a choice comes before the last blocks, the second or an end comes after them."""
+        of a choice comes before the last blocks, the second after them. A choice that ends with
+        its first token needs no blocks, so it does not tell whether a handoff works."""
         self.answered = True
         if self.prefilled:
             return
-        self.prefilled = token.finish is not None or token.choice in self._begun
+        followed = token.choice in self._begun
         self._begun.add(token.choice)
+        self.prefilled = followed or (token.finish is not None and not self.candidates)
         if self.prefilled:
             outcome = "failed" if self.candidates else self.local_reason
             now_s = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ from itertools import islice
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.submitter import Submitter
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
@@ -30,7 +30,7 @@ TOO_SMALL = "no worker that could hold this request is left: ask again, or start
 
 
 class PlacementQueue:
-    def __init__(self, submitter: Submitter, unplaced: Unplaced) -> None:
+    def __init__(self, submitter: Submitter, unplaced: UnplacedRequests) -> None:
         self._submitter = submitter
         self._unplaced = unplaced
         # in order: not before which time, and how many tokens are then handed over
@@ -79,7 +79,7 @@ class PlacementQueue:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting[turn] = loop.time() + RETRY_S, tokens
-        self._unplaced.waiting += 1
+        self._report_waiting()
         if self._timer is None:
             self._timer = loop.call_later(RETRY_S, self._look)
         end = loop.call_at(until_s, self._call, turn)
@@ -88,7 +88,10 @@ class PlacementQueue:
         finally:
             end.cancel()
             self._waiting.pop(turn, None)
-            self._unplaced.waiting -= 1
+            self._report_waiting()
+
+    def _report_waiting(self) -> None:
+        self._unplaced.waiting = len(self._waiting)
 
     def _look(self) -> None:
         """Wake the requests in front: as many as there is room for and one turn has time for."""

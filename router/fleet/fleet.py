@@ -28,7 +28,7 @@ from baton.router.fleet.roster import DisconnectedWorkers, Roster
 from baton.router.fleet.slow_start import SlowStart
 from baton.router.fleet.state_sharing import StateSharing
 from baton.router.fleet.topology import distance
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_link import LinkListener, WorkerLink
 from baton.router.fleet.worker_view import (
@@ -93,7 +93,7 @@ class Fleet:
         self.recent_prompts = RecentPrompts()
         self.recent_prefills = RecentPrefills()
         self.slow_start = SlowStart()
-        self.unplaced = Unplaced()
+        self.unplaced = UnplacedRequests()
         self.timing = timing or FleetTiming(StepConfig())
         self._draws = random.Random(self._boot_id)
         self.sharing = None if reports is None else self._shares_over(reports)

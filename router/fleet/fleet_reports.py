@@ -57,7 +57,8 @@ class FleetReports:
                 workers=found,
                 effect="no decode worker can read their KV",
                 remedy="run all workers with the same model, dtype, pool settings, processor type "
-                "and version; during an upgrade wait until its other role follows",
+                "and version; during an upgrade, wait until the workers of the other role are "
+                "replaced too",
             )
         self._incompatible = found
 

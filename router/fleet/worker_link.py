@@ -24,7 +24,7 @@ from baton.proto import worker_pb2
 from baton.router.fleet.block_watcher import BlockWatcher
 from baton.router.fleet.dialer import Backoff, Connection, Dialer, HandshakeLimit, RouterLink
 from baton.router.fleet.radix_index import RadixIndex
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.wait_estimator import WaitEstimator
 from baton.router.fleet.worker_view import BOOT_ID_BYTES, ViewField, handshake_fault
 from baton.runtime import logs, metrics, waits
@@ -92,7 +92,7 @@ class WorkerLink:
         index: RadixIndex,
         router_boot_id: bytes,
         vocab_size: int,
-        unplaced: Unplaced,
+        unplaced: UnplacedRequests,
         changed: Callable[[str], None] = lambda worker_id: None,
     ) -> None:
         self.record = record

@@ -31,9 +31,9 @@ class LinkedRouters:
     def open(self, stream: object, router_id: str, host: str) -> None:
         self._routers[stream] = LinkedRouter(router_id, host)
 
-    def heard(self, stream: object, beat: worker_pb2.Heartbeat) -> None:
+    def record_heartbeat(self, stream: object, beat: worker_pb2.Heartbeat) -> None:
         """Take what a router says of itself."""
-        known, reported = self._routers[stream], beat.unplaced
+        known, reported = self._routers.pop(stream), beat.unplaced  # which makes it the last one
         self._routers[stream] = LinkedRouter(
             known.router_id, known.host, reported.waiting, reported.refused
         )

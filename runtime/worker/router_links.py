@@ -78,11 +78,11 @@ async def serve_link(
     silence_s: float,
     hang_s: float,
     attached: Callable[[worker_pb2.RouterHello], None] = lambda hello: None,
-    heard: Callable[[worker_pb2.Heartbeat], None] = lambda beat: None,
+    on_heartbeat: Callable[[worker_pb2.Heartbeat], None] = lambda beat: None,
 ) -> None:
     """Serve one stream until it breaks, falls silent, or this task is cancelled. `hang_s`: so
     long overdue, the worker is left by the router. `attached` is called with an accepted hello,
-    `heard` with each heartbeat."""
+    `on_heartbeat` with each heartbeat."""
     try:
         async with asyncio.timeout(silence_s):
             first = await link.receive()
@@ -100,7 +100,7 @@ async def serve_link(
     try:
         await link.send(worker_pb2.WorkerMessage(hello=answer))
         beat = _Beat(heartbeat_s, hang_s)
-        await _converse(link, session, handler, beat, silence_s, heard)
+        await _converse(link, session, handler, beat, silence_s, on_heartbeat)
     except (LinkClosed, TimeoutError) as error:
         log.info("router link ended", router=first.hello.router_id, reason=str(error) or "silence")
     finally:
@@ -129,12 +129,12 @@ async def _converse(
     handler: LinkHandler,
     beat: _Beat,
     silence_s: float,
-    heard: Callable[[worker_pb2.Heartbeat], None],
+    on_heartbeat: Callable[[worker_pb2.Heartbeat], None],
 ) -> None:
     sending = asyncio.Lock()  # a stream takes one message at a time
     silence = Silence(silence_s)
     await waits.run_until_first_ends(
-        _receive(link, session, silence, heard),
+        _receive(link, session, silence, on_heartbeat),
         _watch(silence, beat.heartbeat_s),
         _send_outputs(link, session, sending),
         _send_load(link, handler, beat, sending),
@@ -145,13 +145,13 @@ async def _receive(
     link: LinkToRouter,
     session: Session,
     silence: Silence,
-    heard: Callable[[worker_pb2.Heartbeat], None],
+    on_heartbeat: Callable[[worker_pb2.Heartbeat], None],
 ) -> None:
     while True:
         message = await link.receive()  # bounded by _watch
         silence.record_message()
         if message.WhichOneof("kind") == "heartbeat":
-            heard(message.heartbeat)
+            on_heartbeat(message.heartbeat)
         else:
             session.receive(message)
 

@@ -32,8 +32,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         def attached(hello: worker_pb2.RouterHello) -> None:
             self.routers.open(link, hello.router_id, host_of(context.peer()))
 
-        def heard(beat: worker_pb2.Heartbeat) -> None:
-            self.routers.heard(link, beat)
+        def on_heartbeat(beat: worker_pb2.Heartbeat) -> None:
+            self.routers.record_heartbeat(link, beat)
 
         with metrics.LINKS.labels("router").track_inprogress():
             try:
@@ -44,7 +44,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     silence_s=self._config.link_silence_s,
                     hang_s=self._config.hang_s,
                     attached=attached,
-                    heard=heard,
+                    on_heartbeat=on_heartbeat,
                 )
             finally:
                 self.routers.close(link)

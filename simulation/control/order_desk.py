@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeAlias
 
 from baton.planner.control.worker_report import counted
-from baton.planner.controller_load import RouterSample, WorkerSample
+from baton.planner.controller_load import WorkerSample
 from baton.runtime.errors import Unavailable
 from baton.runtime.links import LinkClosed
 from baton.runtime.registry import Role
@@ -87,11 +87,7 @@ class OrderDesk:
             terms.note(call.term)
             audit = json.loads(json.dumps(process.worker.audit(check=False)))
             not_ready = process.worker.health.not_ready_reason() or ""
-            reported = [
-                RouterSample(each.router_id, each.waiting, each.refused)
-                for each in process.routers.all()
-            ]
-            return counted(process.record, audit, not_ready, reported)
+            return counted(process.record, audit, not_ready, process.routers.all())
         if isinstance(call, RoleOrder):
             terms.check(call.term)
         self._obey(process, call)

@@ -324,7 +324,7 @@ class World:
                     silence_s=router.link_silence_s,
                     hang_s=router.hang_s,
                     attached=lambda hello: process.routers.open(link, hello.router_id, ""),
-                    heard=lambda beat: process.routers.heard(link, beat),
+                    on_heartbeat=lambda beat: process.routers.record_heartbeat(link, beat),
                 )
             finally:
                 process.routers.close(link)

@@ -26,12 +26,11 @@ def _unsigned_too(_: Any) -> Any:
     return read
 
 
-def _wait_without_end(original: Any) -> Any:
-    async def turn(self: PlacementQueue, tokens: int, until_s: float) -> None:
-        self._unplaced.waiting += 1
-        await original(self, tokens, until_s)
+def _wait_without_end(_: Any) -> Any:
+    def report(self: PlacementQueue) -> None:
+        self._unplaced.waiting = max(self._unplaced.waiting, len(self))
 
-    return turn
+    return report
 
 
 def _each_report_counts(_: Any) -> Any:
@@ -52,7 +51,7 @@ OF_PLACEMENT: dict[str, Break] = {
     "count-waits-for-ever": Break(
         "a request that a worker has taken still counts as waiting on its router",
         PlacementQueue,
-        "_turn",
+        "_report_waiting",
         _wait_without_end,
     ),
     "take-unsigned-reports": Break(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.console.__main__ import TURNS, ConsoleRound, Kind, figures
+import benchmarks.console.__main__ as benchmark
+from benchmarks.console.__main__ import TURNS, ConsoleRound, Kind, figures, one_round
 from benchmarks.figures.report import Figure
+from benchmarks.overload import LoadResults
 
 OPTIONS = argparse.Namespace(rate=100.0)
 PAGE = {"frames_per_s": 36.0, "longest_ms": 50.0, "workers": 64.0, "requests": 9.0}
@@ -40,6 +44,24 @@ def test_the_cost_is_judged_within_each_round(reader: tuple[float, ...], holds: 
     assert found["browser_cpu_ratio"].holds is None
     assert found["browser_cpu_ratio"].value == pytest.approx(1.05)
     assert found["idle_cpu_ratio"].value == pytest.approx(1.2 / 0.9)
+
+
+async def test_a_stream_that_ends_is_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its later part would have no reader, whose cost it states."""
+
+    async def ended(url: str, key: str) -> None:
+        """Return as the router closes the stream."""
+
+    async def state_s(routed: Any) -> float:
+        return 0.0
+
+    monkeypatch.setattr(benchmark, "read_stream", ended)
+    monkeypatch.setattr(benchmark, "_state_s", state_s)
+    routed: Any = SimpleNamespace(admin_address="127.0.0.1:1", router_cpu_s=lambda: 0.0)
+    options = argparse.Namespace(seconds=9.0, key="k")
+    browser: Any = None  # only a page needs one
+    with pytest.raises(RuntimeError, match="the console's stream ended"):
+        await one_round(routed, LoadResults(), browser, "reader", options)
 
 
 def test_no_kind_always_comes_first() -> None:

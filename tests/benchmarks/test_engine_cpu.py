@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -67,7 +66,7 @@ def test_a_refused_setting_leaves_the_other_figures(
     from baton.runtime.errors import ConfigError
     from benchmarks import engine_cpu
 
-    def refuse(*_given: Any, **_named: Any) -> None:
+    def refuse(*_given: object, **_named: object) -> None:
         raise ConfigError("worker.deterministic: on this machine rows depend on each other")
 
     monkeypatch.setattr(engine_cpu, "build_runner", refuse)

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ FOLDER = Path(__file__).resolve().parents[2]
 GIVEN = argparse.Namespace(dry_run=True, reference=None)
 
 
-def test_a_dry_run_writes_figures_table_and_log(tmp_path):
+def test_a_dry_run_writes_figures_table_and_log(tmp_path: Path) -> None:
     file, table = tmp_path / "gpu.json", tmp_path / "gpu.md"
     gpu_dry_run("ceilings", "draws", results=tmp_path)
     part, draws = json.loads(file.read_text())["parts"]
@@ -42,7 +43,9 @@ def test_a_dry_run_writes_figures_table_and_log(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_what_is_known_is_written_before_the_next_part_begins(monkeypatch, tmp_path):
+def test_what_is_known_is_written_before_the_next_part_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """So that whatever ends the run, at whatever moment, leaves it."""
     results, seen = tmp_path / "results", []
 
@@ -59,7 +62,7 @@ def test_what_is_known_is_written_before_the_next_part_begins(monkeypatch, tmp_p
     assert gpu.main() == 0 and seen == [*gpu.ORDER]
 
 
-def test_the_time_before_the_run_counts(monkeypatch):
+def test_the_time_before_the_run_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
 
     def run(parts, limit_s, *_):
@@ -81,7 +84,7 @@ def test_the_time_before_the_run_counts(monkeypatch):
     )
 
 
-def test_a_run_that_is_stopped_leaves_its_log_and_no_process(tmp_path):
+def test_a_run_that_is_stopped_leaves_its_log_and_no_process(tmp_path: Path) -> None:
     (tmp_path / "part.py").write_text("import time; print('begun', flush=True); time.sleep(600)")
     code = (
         "import sys; from pathlib import Path; from benchmarks import gpu\n"
@@ -103,7 +106,7 @@ def test_a_run_that_is_stopped_leaves_its_log_and_no_process(tmp_path):
     assert (tmp_path / "results" / "gpu.log").read_text().count("begun") == 2
 
 
-def test_a_smoke_test_launches_captures_and_reads():
+def test_a_smoke_test_launches_captures_and_reads() -> None:
     given = gpu_speed.Given(torch.device("cpu"), True)
     assert given.dry and gpu.part_groups(["draws", "smoke"])[0] == ("smoke",)
     table = gpu_dry_run("smoke")
@@ -119,7 +122,9 @@ def test_a_smoke_test_launches_captures_and_reads():
         ("pass", "passed", ""),
     ],
 )
-def test_the_outcome_of_a_part_is_reported(monkeypatch, tmp_path, code, state, said):
+def test_the_outcome_of_a_part_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, state: str, said: str
+) -> None:
     script = tmp_path / "part.py"
     script.write_text(code)
     monkeypatch.setattr(gpu, "TESTS", tmp_path)
@@ -132,7 +137,9 @@ def test_the_outcome_of_a_part_is_reported(monkeypatch, tmp_path, code, state, s
     assert found.seconds < 50
 
 
-def test_parallel_parts_are_reported_separately(monkeypatch, tmp_path, capfd):
+def test_parallel_parts_are_reported_separately(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """One that hangs takes nothing from the others, nor do they wait for it."""
     for name, code in (("a", "print('of a')"), ("b", "1 / 0"), ("c", "while True: ...")):
         (tmp_path / f"{name}.py").write_text(code)
@@ -149,7 +156,9 @@ def test_parallel_parts_are_reported_separately(monkeypatch, tmp_path, capfd):
     assert said.index("of a") < said.index("-- a: passed") and "ZeroDivisionError" in said
 
 
-def test_figures_of_a_part_that_is_killed_are_kept(monkeypatch, tmp_path):
+def test_figures_of_a_part_that_is_killed_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     out, figure = tmp_path / "a.json", {"name": "n", "value": 1.0, "unit": "", "beside": ""}
     made = json.dumps({"figures": [figure | {"holds": None}]})
     (tmp_path / "a.py").write_text(f"open({str(out)!r}, 'w').write({made!r})\nwhile True: ...")
@@ -176,7 +185,14 @@ def test_figures_of_a_part_that_is_killed_are_kept(monkeypatch, tmp_path):
         (lambda given: 2.0, 0, None, 2),
     ],
 )
-def test_figures_are_written_as_they_come(monkeypatch, tmp_path, value, code, skipped, count):
+def test_figures_are_written_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    value: Callable[..., object],
+    code: int,
+    skipped: str | None,
+    count: int,
+) -> None:
     out, names = tmp_path / "part.json", []
 
     def figures(given):
@@ -193,7 +209,9 @@ def test_figures_are_written_as_they_come(monkeypatch, tmp_path, value, code, sk
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_every_small_model_goes_through_its_story(monkeypatch, good):
+def test_every_small_model_goes_through_its_story(
+    monkeypatch: pytest.MonkeyPatch, good: bool
+) -> None:
     lines = []
 
     def run(line, **_):
@@ -212,12 +230,12 @@ def test_every_small_model_goes_through_its_story(monkeypatch, good):
             gpu.engine_token_parity(given)
 
 
-def test_limits_leave_room_within_nine_minutes():
+def test_limits_leave_room_within_nine_minutes() -> None:
     assert gpu.TOTAL_S + gpu.KILL_S < 540
     assert gpu.TOTAL_S - gpu.SMOKE_S - gpu.needed_after_s(gpu.PARITY, gpu.ORDER) >= 120
 
 
-def test_each_part_may_take_what_those_after_it_leave():
+def test_each_part_may_take_what_those_after_it_leave() -> None:
     groups = gpu.part_groups(gpu.ORDER)
     assert groups[0] == ("smoke",) and groups[1] == gpu.PARITY
     assert [part for group in groups for part in group] == [*gpu.ORDER]
@@ -229,12 +247,12 @@ def test_each_part_may_take_what_those_after_it_leave():
     assert gpu.needed_after_s(("codes_parity",), ["draws", "codes_parity"]) == gpu.LIMITS["draws"]
 
 
-def test_every_part_has_a_function_or_a_script():
+def test_every_part_has_a_function_or_a_script() -> None:
     for part in gpu.ORDER:
         assert part in gpu.SCRIPTS or callable(gpu.part_function(part))
 
 
-def test_a_draw_by_sorting_keeps_to_the_rules():
+def test_a_draw_by_sorting_keeps_to_the_rules() -> None:
     draws = gpu_draws
     logits = torch.randn(400, 50).sort(dim=-1, descending=True).values
     params = replace(draws.USUAL, top_k=7, top_p=0.6)
@@ -245,7 +263,7 @@ def test_a_draw_by_sorting_keeps_to_the_rules():
     assert (draws.sorted_draw(logits, replace(params, top_k=1)) == 0).all()
 
 
-def test_the_table_says_what_failed_and_what_holds():
+def test_the_table_says_what_failed_and_what_holds() -> None:
     figures = [report.asdict(report.at_least("a", 1.0, 2.0, "x"))]
     table = gpu.figures_table(
         [
@@ -257,7 +275,7 @@ def test_the_table_says_what_failed_and_what_holds():
     assert "| two | | skipped | nixl is not installed | |" in table
 
 
-def test_shapes_have_the_sizes_of_their_models():
+def test_shapes_have_the_sizes_of_their_models() -> None:
     models = gpu_models
     llama, qwen = models.SHAPES["llama-8b"], models.SHAPES["qwen3-0.6b"]
     assert llama.matrix_parameters + 2 * llama.hidden * llama.vocab == pytest.approx(
@@ -271,7 +289,7 @@ def test_shapes_have_the_sizes_of_their_models():
     assert llama.decode_bytes(64, 4096) == pytest.approx(15e9 + 34.36e9, rel=1e-2)
 
 
-def test_steps_name_the_rows_that_feed_them():
+def test_steps_name_the_rows_that_feed_them() -> None:
     models = gpu_models
     first, then = (models.decode_step(3, 40 + n, 64, fed=bool(n)) for n in range(2))
     assert [item.feed for item in first.slices] == [None] * 3
@@ -281,13 +299,13 @@ def test_steps_name_the_rows_that_feed_them():
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_the_small_model_loads(tmp_path, qk_norm):
+def test_the_small_model_loads(tmp_path: Path, qk_norm: bool) -> None:
     gpu_small_model.write_small_model(tmp_path / "model", qk_norm)
     runner = build_runner(tmp_path / "model", EngineOptions(blocks=8))
     assert runner.spec.qk_norm is qk_norm
 
 
-def test_figures_of_others_are_skipped_without_a_folder():
+def test_figures_of_others_are_skipped_without_a_folder() -> None:
     speed = gpu_speed
     given = speed.Given(device=None, dry=False)
     assert speed.reference_seconds(given, 1, 1, 4095) == {}

@@ -18,7 +18,9 @@ from benchmarks.gpu_parts.block_churn import BlockChurn, descriptors
     ("link_gb_per_s", "rate", "holds"),
     [(60.0, 3000.0, True), (60.0, 2500.0, False), (2000.0, 3500.0, True), (2000.0, 2000.0, False)],
 )
-def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s, rate, holds):
+def test_sums_are_judged_by_the_link_that_is_present(
+    monkeypatch: pytest.MonkeyPatch, link_gb_per_s: float, rate: float, holds: bool
+) -> None:
     """By a fiftieth of a slow link's time, and by the memory's own rate where the link is as fast:
     there a sum that reads each byte once cannot cost a fiftieth."""
     handoff, speed = gpu_handoff, gpu_speed
@@ -35,7 +37,9 @@ def test_sums_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s,
 @pytest.mark.parametrize(
     ("link_gb_per_s", "rate", "holds"), [(50.0, 40.5, True), (50.0, 38.5, False), (2.0, 1.7, True)]
 )
-def test_reads_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s, rate, holds):
+def test_reads_are_judged_by_the_link_that_is_present(
+    monkeypatch: pytest.MonkeyPatch, link_gb_per_s: float, rate: float, holds: bool
+) -> None:
     """Those of pools after long use; the other orders of blocks stand beside them."""
     handoff = gpu_handoff
     link = handoff.Link("a copy", link_gb_per_s)
@@ -57,11 +61,11 @@ def test_reads_are_judged_by_the_link_that_is_present(monkeypatch, link_gb_per_s
     assert ratio.value == pytest.approx(read.value / link_gb_per_s)
 
 
-def test_the_read_that_sets_a_connection_up_does_not_count():
+def test_the_read_that_sets_a_connection_up_does_not_count() -> None:
     assert gpu_handoff.settled([1.0, 40.0, 41.0, 45.0]) == 41.0
 
 
-def test_reads_of_all_layouts_bring_the_granters_bytes():
+def test_reads_of_all_layouts_bring_the_granters_bytes() -> None:
     """Two processes, in host memory: each layout is checked byte by byte when it has landed."""
     pytest.importorskip("nixl")
     link, found = gpu_handoff.read_layouts(torch.device("cpu"), 64, 4096, 2)
@@ -70,7 +74,7 @@ def test_reads_of_all_layouts_bring_the_granters_bytes():
     assert 1 <= found["scattered"].blocks_per_descriptor < 2
 
 
-def test_wrong_bytes_of_a_read_are_found():
+def test_wrong_bytes_of_a_read_are_found() -> None:
     landed = torch.ones((3, 8), dtype=torch.uint8)
     gpu_handoff.check_landed(landed, torch.ones(3, dtype=torch.uint8))
     landed[1, 7] = 2
@@ -78,7 +82,7 @@ def test_wrong_bytes_of_a_read_are_found():
         gpu_handoff.check_landed(landed, torch.ones(3, dtype=torch.uint8))
 
 
-def test_pools_in_use_hand_over_every_block_once():
+def test_pools_in_use_hand_over_every_block_once() -> None:
     churn = BlockChurn(256)
     for _ in range(60):
         theirs, ours = churn.hand_over()
@@ -90,7 +94,7 @@ def test_pools_in_use_hand_over_every_block_once():
     assert descriptors([1, 2, 3], [4, 5, 6]) == 1
 
 
-def test_the_link_without_shared_memory_is_two_copies(monkeypatch):
+def test_the_link_without_shared_memory_is_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the host: a byte is copied off the device, and on to it again."""
     handoff, pool = gpu_handoff, torch.arange(64, dtype=torch.uint8)
     copied = []
@@ -108,7 +112,9 @@ def test_the_link_without_shared_memory_is_two_copies(monkeypatch):
     assert after.equal(torch.arange(64, dtype=torch.uint8)) and device.type == "cpu"
 
 
-def test_the_link_by_shared_memory_is_a_copy_of_the_peers_pool(monkeypatch):
+def test_the_link_by_shared_memory_is_a_copy_of_the_peers_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     handoff, pool, theirs = gpu_handoff, torch.zeros(64, dtype=torch.uint8), torch.arange(64)
     opened = []
 

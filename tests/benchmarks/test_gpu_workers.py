@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +27,7 @@ ASKS = [one_process.Ask([1], 3), one_process.Ask([2], 3)]
 
 
 @pytest.fixture
-def answered(monkeypatch):
+def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A decode worker gives `found`."""
 
     def make(found):
@@ -45,19 +47,21 @@ def answered(monkeypatch):
         ([[], []], 0, "0 of 2 answers"),
     ],
 )
-def test_other_tokens_and_answers_without_a_handoff_fail(answered, answers, handoffs, says):
+def test_other_tokens_and_answers_without_a_handoff_fail(
+    answered: Callable[..., None], answers: list[list[int]], handoffs: int, says: str
+) -> None:
     answered(workers.Found(answers, handoffs))
     with pytest.raises(RuntimeError, match=f"a pair: {says}"):
         workers.pair_figure("a pair", None, "decode-0", ASKS, WANTED)
 
 
-def test_equal_answers_by_handoffs_are_a_figure_that_holds(answered):
+def test_equal_answers_by_handoffs_are_a_figure_that_holds(answered: Callable[..., None]) -> None:
     answered(workers.Found([list(each) for each in WANTED], 2))
     figure = workers.pair_figure("a_pair", None, "decode-0", ASKS, WANTED)
     assert (figure.name, figure.value, figure.holds) == ("answers_equal_a_pair", 2.0, True)
 
 
-def test_speculation_without_an_accepted_proposal_fails(answered):
+def test_speculation_without_an_accepted_proposal_fails(answered: Callable[..., None]) -> None:
     answered(workers.Found(WANTED, 2, accepted=3, rejected=1))
     figure = workers.pair_figure("speculating", None, "decode-1", ASKS, WANTED)
     assert "3 of 4 proposals accepted" in figure.beside
@@ -71,7 +75,7 @@ def audit(**blocks):
     return {"blocks": free | blocks, "requests": 0, "open_handoffs": 0}
 
 
-def test_a_block_that_stays_held_fails_the_audit(monkeypatch):
+def test_a_block_that_stays_held_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     held = audit(used=2) | {"open_handoffs": 1}
     answers = [held, audit(free=9, cached=2)]
     record = SimpleNamespace(worker_id="decode-0", admin_address="here")
@@ -85,7 +89,7 @@ def test_a_block_that_stays_held_fails_the_audit(monkeypatch):
         workers.audited_figure([pair])
 
 
-def test_an_answer_outside_of_its_schema_fails():
+def test_an_answer_outside_of_its_schema_fails() -> None:
     def tokens(text):
         return [ord(each) - 33 + 3 for each in text] + [gpu_small_model.END]
 
@@ -103,7 +107,9 @@ def test_an_answer_outside_of_its_schema_fails():
         (RuntimeError("The grpc package installed is at version 1.70"), "1.70"),
     ],
 )
-def test_packages_missing_on_workers_are_named(monkeypatch, error, says):
+def test_packages_missing_on_workers_are_named(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
     class Failing:
         def find_spec(self, name, path, target=None):
             if name == "benchmarks.fleets.worker_pair":
@@ -116,13 +122,13 @@ def test_packages_missing_on_workers_are_named(monkeypatch, error, says):
         next(iter(workers.workers(None)))
 
 
-def test_workers_without_nixl_are_skipped(monkeypatch):
+def test_workers_without_nixl_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "installed", lambda module: "nixl" not in module)
     with pytest.raises(workers.Skipped, match="workers need nixl"):
         next(iter(workers.workers(None)))
 
 
-def test_handoffs_are_counted_from_the_workers_own_metrics():
+def test_handoffs_are_counted_from_the_workers_own_metrics() -> None:
     """The text is what `runtime.metrics` writes."""
     before = metric_value(handoff_metrics.HANDOFFS.labels("completed"))
     handoff_metrics.HANDOFFS.labels("completed").inc(3)
@@ -141,7 +147,7 @@ def test_handoffs_are_counted_from_the_workers_own_metrics():
         assert workers.completed_handoffs(f"127.0.0.1:{server.server_port}") == int(before) + 3
 
 
-async def test_one_process_answers_greedily_by_its_own_runner(tmp_path):
+async def test_one_process_answers_greedily_by_its_own_runner(tmp_path: Path) -> None:
     model = tmp_path / "model"
     gpu_small_model.write_small_model(model, True)
     asks = [one_process.Ask([5, 9, 100, 7] * 5, 24), one_process.Ask([3], 24)]
@@ -158,7 +164,7 @@ async def test_one_process_answers_greedily_by_its_own_runner(tmp_path):
         assert first.drawn[0][0].token == answer[0]
 
 
-async def test_one_process_draws_by_seed_and_by_schema(tmp_path):
+async def test_one_process_draws_by_seed_and_by_schema(tmp_path: Path) -> None:
     model = tmp_path / "model"
     gpu_small_model.write_small_model(model, True)
     prompt = [5, 9, 100, 7] * 5

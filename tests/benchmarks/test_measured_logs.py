@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from baton.runtime.worker.attention_pairs import causal_pairs
 from benchmarks.simulator.logged_systems import SYSTEMS, halves, logs_of, predictions
 from benchmarks.simulator.measured_logs import LoggedRequest, RateLog, fit_logs, read_log
 from benchmarks.simulator.other_schedulers import replay
+from tests.support.json_values import JsonObject
 from tests.support.shared_traces import shared_trace
 
 TRAFFIC = "requests=300,rate={rate},prompt=lognormal:500:0.7,output=lognormal:100:0.8"
@@ -36,9 +36,7 @@ TIMING = TimingModel(
 POOL_BLOCKS = 4000
 
 
-def entry(
-    issued_s: float, prompt: int, first_s: float, end_s: float, output: int
-) -> dict[str, Any]:
+def entry(issued_s: float, prompt: int, first_s: float, end_s: float, output: int) -> JsonObject:
     """Return a request of a log, whose clock began long ago."""
     return {
         "prompt_len": prompt,

@@ -27,7 +27,9 @@ class Scripted(client_pb2_grpc.InferenceServicer):
         self.wait_s, self.refusal = wait_s, refusal
         self.prompts: list[str] = []
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def Generate(
+        self, request: client_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[client_pb2.GenerateResponse]:
         assert request.max_tokens == TOKENS and request.ignore_eos
         self.prompts.append(request.prompt)
         await asyncio.sleep(self.wait_s)  # This router answers late.

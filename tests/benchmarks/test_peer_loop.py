@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
 
 import pytest
+
+from tests.support.json_values import Json
 
 
 class Scripted:
@@ -33,7 +34,7 @@ class Scripted:
         self.waits.clear()
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, engine: Scripted, *requests: object) -> list[Any]:
+def asked(monkeypatch: pytest.MonkeyPatch, engine: Scripted, *requests: object) -> list[Json]:
     from benchmarks.peers.request_loop import answer
 
     answers = io.StringIO()

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,13 +19,13 @@ STARTED = ["model", "--threads=2", "--kv-gib=1", "--step-tokens=64", "--sequence
 
 
 @contextmanager
-def process(peers: Any, *command: str) -> Iterator[Any]:
+def process(*command: str) -> Iterator[peers.PeerProcess]:
     with closing(peers.PeerProcess(command)) as made:
         yield made
 
 
 def test_requests_are_answered_in_turn() -> None:
-    with process(peers, *SCRIPT, *STARTED) as made:
+    with process(*SCRIPT, *STARTED) as made:
         assert made.answer()["facts"]["kv"] == "bf16"
         held = made.ask(do="hold", prompts=[[1, 2], [3]])
         assert held["first"] == [7, 7]
@@ -38,12 +37,12 @@ def test_our_settings_of_threads_are_not_the_peers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setenv("GOMP_SPINCOUNT", "0")
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
-    with process(peers, *SCRIPT, *STARTED) as made:
+    with process(*SCRIPT, *STARTED) as made:
         assert made.answer()["facts"]["inherited"] == "none"
 
 
 def test_a_peer_that_fails_shows_its_log() -> None:
-    with process(peers, *SCRIPT, *STARTED) as made:
+    with process(*SCRIPT, *STARTED) as made:
         made.answer()
         with pytest.raises(RuntimeError, match=r"(?s)ended.*no room for thirteen"):
             made.ask(do="hold", prompts=[[13]])
@@ -53,7 +52,7 @@ def test_a_peer_that_fails_shows_its_log() -> None:
 
 def test_a_peer_that_cannot_start() -> None:
     with (
-        process(peers, sys.executable, "-c", "raise SystemExit('no such engine')") as made,
+        process(sys.executable, "-c", "raise SystemExit('no such engine')") as made,
         pytest.raises(RuntimeError, match=r"(?s)ended.*no such engine"),
     ):
         made.answer()
@@ -62,7 +61,7 @@ def test_a_peer_that_cannot_start() -> None:
 def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "ANSWER_S", 0.2)
     with (
-        process(peers, sys.executable, "-c", "import time; time.sleep(60)") as made,
+        process(sys.executable, "-c", "import time; time.sleep(60)") as made,
         pytest.raises(RuntimeError, match=r"gave no answer for 0\.2 s"),
     ):
         made.answer()

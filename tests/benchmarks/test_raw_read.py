@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.kv_transfer import handshake
@@ -22,7 +20,7 @@ class Granter:
         self._pool = PeerPool(THEIRS, "nixl", b"metadata", 4096, block_bytes, 8)
 
     async def Handshake(
-        self, theirs: handoff_pb2.HandshakeMessage, **_: Any
+        self, theirs: handoff_pb2.HandshakeMessage, **_: object
     ) -> handoff_pb2.HandshakeMessage:
         mine = handshake.build("granter", self._pool, self.common)
         handshake.check(mine, theirs)

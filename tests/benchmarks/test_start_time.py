@@ -22,13 +22,32 @@ def test_it_compares_two_checkouts(measured: Measure, tmp_path: Path) -> None:
     cpu_s = figures["cpu_s"]["value"], figures["cpu_before_s"]["value"]
     assert min(cpu_s) > 1.0  # two workers import torch
     assert figures["cpu_ratio"]["value"] == pytest.approx(cpu_s[0] / cpu_s[1])
+    assert "at most 1.05; " in figures["cpu_ratio"]["beside"]  # and the range of the rounds
+
+
+def checkout_of(folder: Path) -> Path:
+    """Return a checkout whose program ends at once."""
+    program = folder / "deploy" / "cli" / "main.py"
+    program.parent.mkdir(parents=True)
+    project = '[tool.setuptools]\npackages = ["baton.deploy.cli"]\n'
+    (folder / "pyproject.toml").write_text(project)
+    program.write_text("raise SystemExit('the program of this checkout')")
+    return folder
 
 
 def test_the_code_that_starts_is_the_checkouts_own(tmp_path: Path) -> None:
-    program = tmp_path / "deploy" / "cli" / "main.py"
-    program.parent.mkdir(parents=True)
-    project = '[tool.setuptools]\npackages = ["baton.deploy.cli"]\n'
-    (tmp_path / "pyproject.toml").write_text(project)
-    program.write_text("raise SystemExit('the program of this checkout')")
     with pytest.raises(RuntimeError, match="the program of this checkout"):
-        measured_start(tmp_path)
+        measured_start(checkout_of(tmp_path))
+
+
+def test_a_checkouts_links_outlive_the_one_that_named_it(tmp_path: Path) -> None:
+    """Also if an earlier version of the benchmark has made them."""
+    checkout, name = checkout_of(tmp_path / "real"), tmp_path / "before"
+    link = checkout / "build" / "start_time" / "baton" / "deploy"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(name / "deploy")
+    name.symlink_to(checkout)
+    with pytest.raises(RuntimeError, match="the program of this checkout"):
+        measured_start(name)
+    name.unlink()
+    assert (link / "cli" / "main.py").exists()

@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from chaos.answers import Answer, Choice
 from chaos.asks import Ask, Kind
 from chaos.clients import Clients, Outcome, capacity, offer
+from tests.support.json_values import JsonObject
 from tests.support.waiting import eventually
 
 ASK = Ask(0, "a river", 4)
@@ -32,7 +32,7 @@ RIGHT = {
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
-def body(*tokens: str, index: int = 0, finish: str | None = None) -> dict[str, Any]:
+def body(*tokens: str, index: int = 0, finish: str | None = None) -> JsonObject:
     reported = spoken("".join(tokens))
     logprobs = {"tokens": reported.tokens, "token_logprobs": reported.logprobs} if tokens else None
     return {"index": index, "text": reported.text, "logprobs": logprobs, "finish_reason": finish}
@@ -42,11 +42,11 @@ def event(*tokens: str, index: int = 0, finish: str | None = None) -> bytes:
     return sent({"choices": [body(*tokens, index=index, finish=finish)], "usage": None})
 
 
-def sent(value: dict[str, Any]) -> bytes:
+def sent(value: JsonObject) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def counted(usage: tuple[int, int]) -> dict[str, Any]:
+def counted(usage: tuple[int, int]) -> JsonObject:
     return {"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}}
 
 
@@ -151,7 +151,7 @@ async def test_what_an_answer_counts_as(
     assert b"authorization: bearer k" in router.heads[0].lower()
 
 
-def stream(*choices: dict[str, Any], usage: tuple[int, int] | None = None) -> tuple[bytes, ...]:
+def stream(*choices: JsonObject, usage: tuple[int, int] | None = None) -> tuple[bytes, ...]:
     events = [sent({"choices": [choice]}) for choice in choices]
     counts = [sent({"choices": []} | counted(usage))] if usage else []
     return (HEAD, *events, *counts, DONE)
@@ -160,7 +160,7 @@ def stream(*choices: dict[str, Any], usage: tuple[int, int] | None = None) -> tu
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b"
 
 
-def whole(*choices: dict[str, Any], usage: tuple[int, int] | None = USAGE) -> tuple[bytes, ...]:
+def whole(*choices: JsonObject, usage: tuple[int, int] | None = USAGE) -> tuple[bytes, ...]:
     content = json.dumps({"choices": choices} | (counted(usage) if usage else {})).encode()
     return (WHOLE % (len(content), content),)
 

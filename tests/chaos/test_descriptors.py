@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
 from chaos import descriptors
+from chaos.clients import Clients
+from chaos.cluster import Cluster
 from chaos.descriptors import no_descriptors
 from chaos.stage import Stage
 
@@ -76,9 +78,9 @@ def router(tmp_path: Path) -> Iterator[OneRouter]:
             process.kill()
 
 
-def stage_of(cluster: Any) -> Stage:
-    nobody: Any = None  # this fault asks no client for anything
-    return Stage(cluster, clients=nobody, asks=(), longs=(), hold_s=4.0)
+def stage_of(cluster: OneRouter) -> Stage:
+    nobody = cast(Clients, None)  # this fault asks no client for anything
+    return Stage(cast(Cluster, cluster), clients=nobody, asks=(), longs=(), hold_s=4.0)
 
 
 async def test_new_connections_fail_while_open_ones_continue(

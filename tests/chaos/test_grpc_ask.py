@@ -37,9 +37,11 @@ class Scripted(client_pb2_grpc.InferenceServicer):
         self.keys: list[str] = []
         self.left_s: list[float] = []
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def Generate(
+        self, request: client_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[client_pb2.GenerateResponse]:
         self.requests.append(request)
-        self.keys.append(dict(context.invocation_metadata())["authorization"])
+        self.keys.append(str(dict(context.invocation_metadata() or ())["authorization"]))
         self.left_s.append(context.time_remaining())
         for part in self.parts:
             if isinstance(part, tuple):
@@ -53,7 +55,7 @@ class Scripted(client_pb2_grpc.InferenceServicer):
             usage = client_pb2.Usage(prompt_tokens=prompt, completion_tokens=completion)
             yield client_pb2.GenerateResponse(usage=usage)
 
-    def said(self, **fields: Any) -> Any:
+    def said(self, **fields: Any) -> client_pb2.GenerateResponse:
         return client_pb2.GenerateResponse(pieces=[client_pb2.Piece(choice=self.choice, **fields)])
 
 

@@ -90,7 +90,7 @@ class OneWorker:
     def pid(self, _: str) -> int:
         return self.process.pid
 
-    def records(self) -> dict[str, Any]:
+    def records(self) -> dict[str, SimpleNamespace]:
         return {"decode-0": SimpleNamespace(admin_address=self.address)}
 
     def wait_ready(self, workers: int) -> None:

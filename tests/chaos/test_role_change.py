@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import pytest
 
 from chaos import role_change as scenario
+from chaos.clients import Clients
+from chaos.cluster import Cluster
 from chaos.role_change import change_role
 from chaos.stage import Stage
 
@@ -39,7 +41,7 @@ class OneWorker:
     def change_role(self, name: str, role: str) -> None:
         self.reported.append((name, role))
 
-    def records(self) -> dict[str, Any]:
+    def records(self) -> dict[str, SimpleNamespace]:
         return {"prefill-0": SimpleNamespace(pid=self.process)}
 
     def metric(self, name: str, metric: str) -> float:
@@ -48,8 +50,9 @@ class OneWorker:
         return self.admitted
 
 
-def stage_of(cluster: Any) -> Stage:
-    return Stage(cluster, clients=None, asks=(), longs=(), hold_s=0.0)
+def stage_of(cluster: OneWorker) -> Stage:
+    nobody = cast(Clients, None)  # this fault asks no client for anything
+    return Stage(cast(Cluster, cluster), clients=nobody, asks=(), longs=(), hold_s=0.0)
 
 
 async def test_there_and_back_in_one_process_with_one_load(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +33,7 @@ class Fleets:
         self.started: list[str] = []
         self.ended = 0
 
-    def start(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> Any:
+    def start(self, held: contextlib.ExitStack, scenarios: Sequence[Scenario]) -> None:
         transport = scenarios[0].transport
         self.started.append(transport)
         if transport in self.fails:
@@ -44,7 +43,7 @@ class Fleets:
     def _end(self) -> None:
         self.ended += 1
 
-    async def once(self, _: Any, scenario: Scenario, number: int) -> Verdict:
+    async def once(self, _: object, scenario: Scenario, number: int) -> Verdict:
         if scenario.name in self.fails:
             raise self.fails[scenario.name]
         return kept(scenario, number)
@@ -120,7 +119,7 @@ def test_the_file_is_whole_after_every_run(
     file = tmp_path / "chaos.json"
     before: list[int] = []
 
-    async def looked(_: Chaos, fleet: Any, scenario: Scenario, number: int) -> Verdict:
+    async def looked(_: Chaos, fleet: object, scenario: Scenario, number: int) -> Verdict:
         before.append(len(json.loads(file.read_text())["verdicts"]) if file.exists() else 0)
         return await fleets.once(fleet, scenario, number)
 

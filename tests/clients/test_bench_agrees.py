@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.deploy.cli import main
 from baton.models.embedded import embedded_model
+from tests.support.json_values import JsonObject
 from tests.support.openai_stub import Script, openai_stub
 
 AIPERF = Path(__file__).parents[2] / "build" / "clients" / "aiperf" / "bin" / "aiperf"
@@ -41,7 +41,7 @@ def own_medians(url: str, file: Path) -> dict[str, float]:
     words = ["bench", "--url", url, "--concurrency", "4", "--limit", str(REQUESTS)]
     words += ["--prompt", "constant:30", "--output", f"constant:{TOKENS}", "--json", str(file)]
     assert main.main(words) == 0
-    found: dict[str, Any] = json.loads(file.read_text())
+    found: JsonObject = json.loads(file.read_text())
     return {name: found[f"{name}_s"]["p50"] for name in ("ttft", "tpot", "e2e")}
 
 

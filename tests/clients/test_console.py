@@ -24,6 +24,7 @@ from baton.router.console.admin_port import AdminAccess
 from baton.router.fleet import recent_prompts
 from baton.runtime.identity import chain, cluster_key, root
 from tests.router.test_console import ADVICE
+from tests.support.json_values import Json, JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, TOKEN, RunningRouter, running_router
 from tests.support.waiting import eventually
@@ -67,7 +68,7 @@ async def fleet(**switches: Any) -> AsyncIterator[RunningRouter]:
         yield running
 
 
-async def hold_prefixes(running: RunningRouter) -> list[list[Any]]:
+async def hold_prefixes(running: RunningRouter) -> list[list[Json]]:
     """Ask for a prompt that begins like the chats', make the prefill worker hold all of it and a
     decode worker the part that they share; return blocks, prompts and holders of both parts."""
     longer = [{"role": "user", "content": "a story " * 30 + "about a red fox " * 20}]
@@ -104,7 +105,7 @@ async def browse_at(url: str, key: str, part: str) -> asyncio.subprocess.Process
     )
 
 
-async def seen(process: asyncio.subprocess.Process) -> dict[str, Any]:
+async def seen(process: asyncio.subprocess.Process) -> JsonObject:
     """What the program saw. The browser ends with the program that started it."""
     async with asyncio.timeout(PART_TIMEOUT_S):
         out, err = await process.communicate()

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence as Seq
 from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -174,7 +173,7 @@ def calls_of_features(worker: BusyWorker) -> Counter[str]:
     """Count the calls, in some steps, of functions that speculation and grammars are made of."""
     calls: Counter[str] = Counter()
 
-    def count(frame: FrameType, event: str, _: Any) -> None:
+    def count(frame: FrameType, event: str, _: object) -> None:
         file = frame.f_code.co_filename
         if event == "call" and ("/speculat" in file or "/runtime/grammar/" in file):
             calls[file] += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -17,6 +16,8 @@ from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_value
+from tests.support.span_values import span_values
+from tests.support.trace_collector import ListeningCollector
 
 SpansOf = Callable[[str], list[Span]]
 REASONS = ("placed", "no_candidate", "recompute")
@@ -24,14 +25,6 @@ REASONS = ("placed", "no_candidate", "recompute")
 
 def trace_of(number: int) -> dict[str, str]:
     return {"traceparent": f"00-{number:032x}-00f067aa0ba902b7-01"}
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    kinds = {entry.key: entry.value.WhichOneof("value") for entry in span.attributes}
-    return {
-        entry.key.removeprefix("baton."): getattr(entry.value, kinds[entry.key])
-        for entry in span.attributes
-    }
 
 
 def counted() -> dict[str, float]:
@@ -49,7 +42,7 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.fixture
-def spans(collector: tuple[Any, str]) -> Iterator[SpansOf]:
+def spans(collector: ListeningCollector) -> Iterator[SpansOf]:
     """Ends the exporter and gives the spans of that name, in order of their start."""
     servicer, endpoint = collector
     tracing.setup("decode-0", endpoint)
@@ -85,12 +78,12 @@ async def test_a_prompt_computed_here_has_a_prefill_workers_spans(
     assert request.tokens() == request.expected()
 
     chunks, (prefill,) = spans("chunk"), spans("prefill")
-    reported = [attributes(chunk) for chunk in chunks]
+    reported = [span_values(chunk) for chunk in chunks]
     assert reported == [
         {"start": start, "end": min(start + 8, 20), "local": reason, "critical": True}
         for start in (0, 8, 16)
     ]
-    assert attributes(prefill) == {"cached_tokens": 0, "local": reason}
+    assert span_values(prefill) == {"cached_tokens": 0, "local": reason}
     for span in [*chunks, prefill]:
         assert span.trace_id.hex() == f"{7:032x}"
         assert span.parent_span_id.hex() == "00f067aa0ba902b7"
@@ -110,7 +103,7 @@ async def test_cached_tokens_are_reported_and_not_counted(cluster: Cluster, span
     await client.submit(list(range(20)), local=True, max_tokens=1, trace=trace_of(7)).finished()
     await cluster.quiet()
     (prefill,) = [span for span in spans("prefill") if span.trace_id.hex() == f"{7:032x}"]
-    assert attributes(prefill)["cached_tokens"] == 16
+    assert span_values(prefill)["cached_tokens"] == 16
     assert since(before)["prompt"] == 4
 
 
@@ -131,13 +124,12 @@ async def test_recomputed_tokens_are_reported_and_counted_apart(
     assert news["preemptions"] == preempted > 0
     assert news["prompt"] == 9 * 3  # once each, however often they were computed
     assert (news["queried"], len(spans("credit_wait"))) == (9 * 3, 9)
-    again = [
-        reported for chunk in spans("chunk") if (reported := attributes(chunk))["local"] != "placed"
-    ]
+    chunks = [span_values(chunk) for chunk in spans("chunk")]
+    again = [reported for reported in chunks if reported["local"] != "placed"]
     assert {reported["local"] for reported in again} == {"recompute"}
     assert news["recomputed"] == sum(reported["end"] - reported["start"] for reported in again) > 0
     prefills = spans("prefill")
-    assert sum(attributes(span)["local"] == "recompute" for span in prefills) == news["recompute"]
+    assert sum(span_values(span)["local"] == "recompute" for span in prefills) == news["recompute"]
     assert {span.trace_id for span in prefills} == {
         bytes.fromhex(f"{number + 1:032x}") for number in range(9)
     }

@@ -30,7 +30,7 @@ LIMITS = ModelLimits(
 class Bench:
     """One request of a worker without an engine; what it emits is kept."""
 
-    def __init__(self, n: int = 1, local: bool = True, **fields: Any) -> None:
+    def __init__(self, n: int = 1, local: bool = True, **fields: object) -> None:
         self.pool = BlockPool(64, 4)
         self.scheduler = DecodeScheduler(self.pool, StepConfig(), b"key")
         self.requests = Requests(self.scheduler, LIMITS, lambda: 50.0, StepConfig())

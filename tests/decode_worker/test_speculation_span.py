@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.decode_worker.speculator import Speculator
@@ -13,13 +11,15 @@ from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.oracle_proposer import OracleProposer
+from tests.support.span_values import span_values
+from tests.support.trace_collector import ListeningCollector
 
 PROMPT = list(range(20))
 TRACE = {"traceparent": f"00-{7:032x}-00f067aa0ba902b7-01"}
 
 
 async def test_proposals_are_attributes_of_the_decode_span(
-    collector: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+    collector: ListeningCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # lengths follow measured times, and a busy machine's are such that nothing is proposed
     monkeypatch.setattr(DraftLengthPolicy, "may_propose", lambda *_: True)
@@ -45,9 +45,7 @@ async def test_proposals_are_attributes_of_the_decode_span(
         tracing.shutdown(10.0)
         await cluster.close()
     (span,) = [s for s in servicer.all if s.name == "decode" and s.trace_id.hex() == f"{7:032x}"]
-    reported = {
-        entry.key.removeprefix("baton."): entry.value.int_value for entry in span.attributes
-    }
+    reported = span_values(span)
     accepted = sum(output.accepted_proposal for output in request.outputs)
     rejected = sum(output.rejected_proposals for output in request.outputs)
     assert accepted > 0 and rejected > 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import pytest
 
@@ -22,7 +23,15 @@ def choices(count: int) -> list[worker_pb2.Choice]:
     return [worker_pb2.Choice(choice=number) for number in range(count)]
 
 
-def read(**fields: Any) -> Request:
+class Fields(TypedDict, total=False):
+    prompt: Sequence[int]
+    max_tokens: int
+    choices: Sequence[worker_pb2.Choice]
+    sampling: worker_pb2.Sampling
+    placement: worker_pb2.Placement
+
+
+def read(**fields: object) -> Request:
     values: dict[str, Any] = {
         "request_id": "r",
         "attempt": 2,
@@ -79,7 +88,7 @@ def test_what_was_submitted_comes_through() -> None:
         ),
     ],
 )
-def test_what_is_out_of_bounds_is_named(fields: dict[str, Any], named: str) -> None:
+def test_what_is_out_of_bounds_is_named(fields: Fields, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(**fields)
     assert caught.value.field == named
@@ -96,7 +105,7 @@ def test_what_is_out_of_bounds_is_named(fields: dict[str, Any], named: str) -> N
         {"placement": worker_pb2.Placement(candidates=[worker_pb2.Candidate()] * MAX_CANDIDATES)},
     ],
 )
-def test_what_lies_just_within_is_taken(fields: dict[str, Any]) -> None:
+def test_what_lies_just_within_is_taken(fields: Fields) -> None:
     request = read(**fields)
     assert len(request.sequences) == len(fields.get("choices", [0]))
 

@@ -9,27 +9,27 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from baton.deploy.processes import admin, admin_protocol
-from baton.deploy.processes.admin import AdminServer
+from baton.deploy.processes.admin import AdminServer, Audit
 from baton.deploy.processes.admin_protocol import AdminHttpProtocol
 from baton.runtime import metrics
 from baton.runtime.errors import ConfigError
+from tests.support.json_values import JsonObject
 
 
 def ready() -> None:
     return None
 
 
-def empty_audit(_: bool) -> dict[str, Any]:
+def empty_audit(_: bool) -> JsonObject:
     return {}
 
 
 @asynccontextmanager
-async def serving(audit: Any = empty_audit) -> AsyncIterator[str]:
+async def serving(audit: Audit = empty_audit) -> AsyncIterator[str]:
     server = AdminServer("127.0.0.1", 0, audit, not_ready=ready)
     address = await server.start()
     try:
@@ -99,7 +99,7 @@ async def test_bad_requests_are_refused_with_their_status(raw: bytes, status: in
 
 
 async def test_a_broken_audit_is_a_500_and_the_server_lives_on() -> None:
-    def broken(_: bool) -> dict[str, Any]:
+    def broken(_: bool) -> JsonObject:
         raise ValueError("books do not add up")
 
     async with serving(broken) as address:
@@ -175,7 +175,7 @@ async def test_a_connection_is_closed_when_its_answer_is_not_read(
         connection_lost(connection, error)
         lost.set()
 
-    def large_audit(_: bool) -> dict[str, Any]:
+    def large_audit(_: bool) -> JsonObject:
         return {"x": "y" * (32 << 20)}  # more than a kernel holds
 
     monkeypatch.setattr(AdminHttpProtocol, "connection_lost", record_loss)
@@ -195,7 +195,7 @@ class Books:
         self.looks = 0
         self.checks = 0
 
-    def __call__(self, check: bool) -> dict[str, Any]:
+    def __call__(self, check: bool) -> JsonObject:
         self.looks += 1
         self.checks += check
         return {"looks": self.looks}

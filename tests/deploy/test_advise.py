@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 
@@ -27,6 +26,7 @@ from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError, Unavailable
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 from tests.support.control_server import served_control
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.traced_records import record
 
@@ -74,7 +74,7 @@ class AdminStub(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), AdminRequests)
-        self.posted: list[dict[str, Any]] = []
+        self.posted: list[JsonObject] = []
         self.records = RECORDS
         self.status = 200
 
@@ -102,7 +102,7 @@ class AdminRequests(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         pass
 
 

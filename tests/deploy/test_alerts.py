@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from baton.deploy.monitoring import generate
 from baton.deploy.monitoring.rules import ALERTS
+from tests.support.json_values import JsonObject
 from tests.support.prometheus_server import PROMTOOL, promtool
 
 RULES = Path(__file__).resolve().parents[2] / generate.PLAIN_RULES
@@ -18,6 +18,8 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not in
 
 
 LOCAL = 'baton_recent_prefills{job="b",outcome="incompatible"}'
+SHORT = 'baton_recent_prefills{job="b",outcome="short"}'
+CACHED = 'baton_recent_prefills{job="b",outcome="cached"}'
 FAILED = 'baton_recent_prefills{job="b",outcome="failed"}'
 MOVED = 'baton_recent_prefills{job="b",outcome="moved"}'
 ROUTER = 'baton_links{job="b",instance="router",peer="prefill"}'
@@ -55,7 +57,7 @@ def alert_case(
     fires: bool,
     minutes: int = 40,
     labels: dict[str, str] | None = None,
-) -> Any:
+) -> JsonObject:
     made = next(each for each in ALERTS if each.name == alert)
     fired = {
         "exp_labels": {"severity": made.severity} | (labels or {}),
@@ -106,6 +108,11 @@ CASES = {
         {LOCAL: "1x5 0x5 1x5 0x5 1x5 0x5 1x30", MOVED: "0x60", ROUTER: "2x60"},
         fires=True,
         labels=OF_JOB,
+    ),
+    "all_short_or_cached": alert_case(
+        "BatonNothingDisaggregated",
+        {SHORT: "5x60", CACHED: "5x60", LOCAL: "0x60", MOVED: "0x60", ROUTER: "2x60"},
+        fires=False,
     ),
     "some_moved": alert_case(
         "BatonNothingDisaggregated", {LOCAL: "5x60", MOVED: "1x60", ROUTER: "2x60"}, fires=False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from baton.deploy.processes.admin import CHECK_INTERVAL_S, CHECK_SHARE, AuditLimiter
+from tests.support.json_values import JsonObject
 
 
 class PoolAudit:
@@ -23,7 +23,7 @@ class PoolAudit:
     def clock(self) -> float:
         return self.now_s
 
-    def __call__(self, check: bool) -> dict[str, Any]:
+    def __call__(self, check: bool) -> JsonObject:
         self.calls += 1
         if check:
             self.checks_s.append(self.now_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +15,7 @@ from baton.deploy.bench.event_stream import EventStream
 from baton.deploy.bench.http_client import Connection, ExchangeFailed, HttpClient, ServerAddress
 from baton.planner.traces import TraceRequest
 from baton.runtime.errors import ConfigError
+from tests.support.json_values import Json
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 
@@ -47,7 +47,7 @@ def measurement(intended_s: float = 100.0) -> Measurement:
     return Measurement(TraceRequest(0.0, 10, 4), False, intended_s)
 
 
-def chunk(**choice: Any) -> bytes:
+def chunk(**choice: Json) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, **choice}]}).encode() + b"\n\n"
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from baton.deploy.bench.traffic_options import UNMET_EXIT
 from baton.deploy.cli import main
 from baton.deploy.host.process_lifecycle import INTERRUPTED_EXIT
 from baton.deploy.host.restarts import CONFIG_EXIT
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.openai_stub import OpenAiStub, Received, Script, openai_stub
 from tests.support.waiting import wait_until
@@ -34,14 +34,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def report(tmp_path: Path) -> Callable[..., JsonObject]:
     """`report(stub, *flags, code=0)`: the JSON report of one run."""
 
-    def run(stub: OpenAiStub, *flags: str, code: int = 0) -> dict[str, Any]:
+    def run(stub: OpenAiStub, *flags: str, code: int = 0) -> JsonObject:
         file = tmp_path / "report.json"
         words = ["bench", "--url", stub.url, "--json", str(file), *flags]
         assert main.main(words) == code
-        found: dict[str, Any] = json.loads(file.read_text())
+        found: JsonObject = json.loads(file.read_text())
         return found
 
     return run
@@ -51,7 +51,7 @@ def stub_ttft_s(received: Received) -> float:
     return received.written_s[0] - received.at_s
 
 
-def test_times_are_those_of_the_server(report: Callable[..., dict[str, Any]]) -> None:
+def test_times_are_those_of_the_server(report: Callable[..., JsonObject]) -> None:
     """The server notes when it wrote each chunk: the client may add its own reaction alone."""
     slow = slowness()
     with openai_stub(lambda number, body: Script(0.2 * slow, 0.05 * slow)) as stub:
@@ -72,7 +72,7 @@ def test_times_are_those_of_the_server(report: Callable[..., dict[str, Any]]) ->
     assert (found["output_tokens"], found["tokens_from"]) == (80, "usage")
 
 
-def test_prompts_have_the_length_that_was_asked_for(report: Callable[..., dict[str, Any]]) -> None:
+def test_prompts_have_the_length_that_was_asked_for(report: Callable[..., JsonObject]) -> None:
     with openai_stub() as stub:
         found = report(stub, "--concurrency", "2", "--limit", "6", "--prompt", "constant:301")
         assert (found["prompt_tokens"], found["wanted_prompt_tokens"]) == (6 * 301, 6 * 301)
@@ -90,7 +90,7 @@ def test_prompts_have_the_length_that_was_asked_for(report: Callable[..., dict[s
 
 
 def test_a_trace_is_replayed_with_its_shared_prefixes(
-    report: Callable[..., dict[str, Any]], tmp_path: Path
+    report: Callable[..., JsonObject], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     rows = [
@@ -113,13 +113,13 @@ def test_a_trace_is_replayed_with_its_shared_prefixes(
     assert found["output_tokens"] == 3 * 2
 
 
-def test_a_stalled_server_shows_in_the_tail(report: Callable[..., dict[str, Any]]) -> None:
+def test_a_stalled_server_shows_in_the_tail(report: Callable[..., JsonObject]) -> None:
     """It answers at once, and stands still from 0.5 s to 1.5 s after its first request: about a
     third of three seconds' requests wait, on average half a second. A slow processor has more time
     for all of it."""
     slow = slowness()
 
-    def script(number: int, body: dict[str, Any]) -> Script:
+    def script(number: int, body: JsonObject) -> Script:
         since_s = time.monotonic() - (stub.received[0].at_s if number else time.monotonic())
         return Script(1.5 * slow - since_s if 0.5 * slow <= since_s < 1.5 * slow else 0.0)
 
@@ -144,7 +144,7 @@ def test_a_stalled_server_shows_in_the_tail(report: Callable[..., dict[str, Any]
 
 
 def test_the_generators_own_delay_is_counted_and_reported(
-    report: Callable[..., dict[str, Any]],
+    report: Callable[..., JsonObject],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -178,7 +178,7 @@ def test_the_generators_own_delay_is_counted_and_reported(
 
 
 def test_faults_are_counted_by_kind(
-    report: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    report: Callable[..., JsonObject], capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripts = [
         Script(break_after=2),
@@ -214,7 +214,7 @@ def test_faults_are_counted_by_kind(
 
 
 def test_answers_without_streaming_have_no_first_token(
-    report: Callable[..., dict[str, Any]],
+    report: Callable[..., JsonObject],
 ) -> None:
     """Its whole time counts as its TTFT, and no objective of gaps applies."""
     with openai_stub(lambda number, body: Script(0.1)) as stub:
@@ -228,7 +228,7 @@ def test_answers_without_streaming_have_no_first_token(
 
 
 def test_a_goodput_below_the_wanted_one_has_its_exit_code(
-    report: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    report: Callable[..., JsonObject], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--concurrency", "1", "--limit", "4", "--output", "constant:2"]
     flags += ["--slo", f"ttft={round(100 * slowness())}ms"]
@@ -240,7 +240,7 @@ def test_a_goodput_below_the_wanted_one_has_its_exit_code(
 
 
 def test_no_finished_request_is_a_failure(
-    report: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    report: Callable[..., JsonObject], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with openai_stub(lambda number, body: Script(status=503, plain=b"full")) as stub:
         found = report(stub, "--concurrency", "1", "--limit", "2", code=1)
@@ -250,7 +250,7 @@ def test_no_finished_request_is_a_failure(
 
 
 def test_a_run_of_warm_up_requests_alone_is_a_failure(
-    report: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    report: Callable[..., JsonObject], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the trace's ten requests the duration leaves two, and both are part of the warm-up."""
     trace = tmp_path / "trace.jsonl"
@@ -265,7 +265,7 @@ def test_a_run_of_warm_up_requests_alone_is_a_failure(
 
 
 def test_the_key_comes_from_the_environment_or_a_file(
-    report: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: Callable[..., JsonObject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text("from-file\n")
     monkeypatch.setenv("BATON_API_KEY", "from-environment")
@@ -339,7 +339,7 @@ def test_flags_out_of_range_are_refused_before_any_call(flags: list[str]) -> Non
 
 
 def test_the_bar_counts_requests_on_a_terminal(
-    report: Callable[..., dict[str, Any]],
+    report: Callable[..., JsonObject],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

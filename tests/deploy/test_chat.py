@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,12 +23,13 @@ from baton.deploy.host.instance import Instance
 from baton.models.embedded import EMBEDDED
 from baton.models.evaluation.model_card import WORDINGS
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.json_values import Json
 from tests.support.machine_speed import slowness
 
 
 class Scripted(HTTPServer):
     answers: list[tuple[int, bytes]]
-    asked: list[tuple[str, Any, str | None]]
+    asked: list[tuple[str, Json, str | None]]
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import pytest
 
@@ -30,8 +30,8 @@ from baton.runtime.errors import ConfigError
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
 
 
-def raising(error: Exception) -> Callable[..., Any]:
-    def fail(*_: object, **__: object) -> Any:
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise error
 
     return fail

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.deploy.cli import explain as command
 from baton.deploy.cli.chat import ChatClient
 from baton.runtime.errors import ConfigError
+from tests.support.json_values import JsonObject
 
 WORKER = {
     "worker_id": "decode-0",
@@ -38,10 +38,10 @@ PROMPT = {
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    calls: list[tuple[str, dict[str, Any]]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, JsonObject]]:
+    calls: list[tuple[str, JsonObject]] = []
 
-    def explanation(self: ChatClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def explanation(self: ChatClient, path: str, body: JsonObject) -> JsonObject:
         calls.append((path, body))
         return {"prompts": [PROMPT]}
 
@@ -57,8 +57,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     ],
 )
 def test_the_route_is_that_of_the_body(
-    asked: list[Any],
-    body: dict[str, Any],
+    asked: list[tuple[str, JsonObject]],
+    body: JsonObject,
     path: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -74,7 +74,9 @@ def test_the_route_is_that_of_the_body(
 
 
 def test_json_is_the_servers_own(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: list[tuple[str, JsonObject]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt": "x"}'))
     command.explain("-", "http://127.0.0.1:1", None, as_json=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +13,7 @@ from baton.deploy.nodes.fleet_driver import LOST_S
 from baton.deploy.nodes.fleet_metrics import RestartReason
 from baton.runtime import metrics
 from baton.runtime.errors import Unavailable
-from tests.support.driver_scene import DriverScene, order
+from tests.support.driver_scene import DriverScene, changed_report, order
 
 REASONS = get_args(RestartReason)
 
@@ -244,8 +244,8 @@ def test_a_worker_that_its_node_gave_up_is_reported_once() -> None:
     assert scene.driver.end(deadline_s=60.0) == [] and scene.fleet.ended == []
 
 
-def progress_of(scene: DriverScene, **changes: Any) -> WorkerProgress:
-    scene.fleet.reports["decode-0"] = replace(scene.fleet.reports["decode-0"], **changes)
+def progress_of(scene: DriverScene, **changes: object) -> WorkerProgress:
+    scene.fleet.reports["decode-0"] = changed_report(scene.fleet.reports["decode-0"], **changes)
     scene.turns(scene.driver)
     (found,) = scene.driver.summary().progress
     return found
@@ -276,7 +276,7 @@ def test_a_worker_s_progress_is_that_of_its_report() -> None:
     [({"state": "failed"}, True), ({"restarts": 2}, False), ({"restarts": 3}, True)],
 )
 def test_a_worker_that_never_gets_ready_is_given_up(
-    changes: dict[str, Any], given_up: bool
+    changes: dict[str, object], given_up: bool
 ) -> None:
     scene = DriverScene(order("decode-0"))
     scene.fleet.silent = {"decode-0"}
@@ -362,7 +362,7 @@ def test_gauges_show_a_ray_that_does_not_answer(hangs: bool) -> None:
     ],
 )
 def test_another_boot_of_a_worker_counts_with_its_reason(
-    reason: str, changed: dict[str, Any]
+    reason: str, changed: dict[str, object]
 ) -> None:
     scene = DriverScene(order("decode-0"))
     scene.turns(scene.driver, 2)
@@ -371,7 +371,7 @@ def test_another_boot_of_a_worker_counts_with_its_reason(
     scene.turns(scene.driver)
     before = value("baton_worker_restarts_total", reason=reason)
     total = sum(value("baton_worker_restarts_total", reason=each) for each in REASONS)
-    scene.fleet.reports["decode-0"] = replace(first, boot_id="other", **changed)
+    scene.fleet.reports["decode-0"] = changed_report(first, boot_id="other", **changed)
     driver = scene.driver
     scene.turns(driver)
     assert value("baton_worker_restarts_total", reason=reason) == before + 1

@@ -16,6 +16,7 @@ from baton.planner.traced_requests import traced_requests
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
+from tests.support.json_values import JsonObject
 from tests.support.traced_records import record
 
 TRUE = TimingModel("true", 1.0, ChunkTiming(0.01, 1e-4), StepTiming(0.02, 1e-3))
@@ -104,7 +105,7 @@ def test_only_the_last_minutes_count() -> None:
     ids=["few", "none", "no worker", "old worker", "no steps"],
 )
 def test_too_little_is_an_error_that_says_what_lacks(
-    workers: tuple[WorkerSample, ...], records: list[dict[str, Any]], message: str
+    workers: tuple[WorkerSample, ...], records: list[JsonObject], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         measured_fleet(sample(*workers), records, SETTINGS)

@@ -52,6 +52,16 @@ def test_a_group_without_roles_takes_workers_of_both() -> None:
     assert [each.resources() for each in fleet.orders()] == [{"baton-code-worker": 1.0}] * 2
 
 
+@pytest.mark.parametrize("group", ["prefill", "code-decode"])
+def test_a_group_is_not_named_like_a_role(group: str) -> None:
+    with pytest.raises(ConfigError, match=f"--group {group} names the resource of the"):
+        options(group=group).check()
+    by_role = options(group=group, by_role=True)  # of any other name: baton-GROUP-ROLE
+    by_role.check()
+    for name in ("", "codeprefill", "prefill-workers"):
+        options(group=name).check()
+
+
 def test_an_order_of_an_earlier_version_is_read() -> None:
     (order,) = options(prefill=0, cpus=3).orders()
     assert copy.copy(order) == order
@@ -116,7 +126,7 @@ def test_ranks_share_the_cores_that_ray_reserves(
     ],
 )
 def test_what_cannot_work_is_refused_by_name(
-    settings: dict[str, str], given: dict[str, Any], message: str
+    settings: dict[str, str], given: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         options(settings, **given).check()

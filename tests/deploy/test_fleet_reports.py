@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
@@ -28,6 +27,7 @@ from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 from baton.runtime.settings.loading import load
 from baton.runtime.tls import Tls
 from tests.support.control_server import ControlServer, served_control
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 
 UNUSED = "127.0.0.1:9"  # where no process listens
@@ -131,7 +131,7 @@ async def test_a_lost_worker_is_called_by_a_renewed_certificate(
         ({"blocks": None}, "no counters"),
     ],
 )
-def test_states_that_a_worker_reports(change: dict[str, Any], state: str) -> None:
+def test_states_that_a_worker_reports(change: JsonObject, state: str) -> None:
     blocks = {"total": 64, "used": 10}
     audit = {"blocks": blocks, "draining": False, "running": 2, "waiting": 1, "work": WORK}
     audit |= change

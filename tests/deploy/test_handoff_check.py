@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from structlog.testing import capture_logs
 
 from baton.deploy.cli import handoff_check
 from baton.deploy.cli.process_list import ProcessRow
+from baton.proto import worker_pb2
+from baton.router.console.console_app import page_files
+from baton.router.fleet.fleet_reports import FleetReports
 from baton.runtime import metric_factory, metrics
 
+ROOT = Path(__file__).resolve().parents[2]
 ROUTER = """
 # TYPE baton_links gauge
 baton_links{{peer="prefill"}} {prefill}
@@ -15,12 +24,17 @@ baton_links{{peer="decode"}} 2.0
 baton_recent_prefills{{outcome="moved"}} {moved}
 baton_recent_prefills{{outcome="failed"}} {failed}
 baton_recent_prefills{{outcome="incompatible"}} {local}
-baton_recent_prefills{{outcome="short"}} 1.0
+baton_recent_prefills{{outcome="short"}} {short}
+baton_recent_prefills{{outcome="cached"}} {cached}
 """
 
 
-def judged(prefill: int, moved: int, failed: int, local: int) -> handoff_check.Finding:
-    text = ROUTER.format(prefill=prefill, moved=moved, failed=failed, local=local)
+def judged(
+    prefill: int, moved: int, failed: int, local: int, short: int = 1, cached: int = 0
+) -> handoff_check.Finding:
+    text = ROUTER.format(
+        prefill=prefill, moved=moved, failed=failed, local=local, short=short, cached=cached
+    )
     return handoff_check.judged("port-8000", handoff_check.parsed(text))
 
 
@@ -41,8 +55,47 @@ def test_fleets_in_order_are_not_a_warning(prefill: int, moved: int, local: int)
     assert judged(prefill, moved, 0, local).level == "ok"
 
 
-def test_each_outcome_without_a_move_has_a_remedy() -> None:
-    assert {"moved", *handoff_check.REMEDIES} == set(metric_factory.PREFILL_OUTCOMES)
+@pytest.mark.parametrize(("short", "cached"), [(3, 0), (0, 4), (3, 4)])
+def test_prompts_that_need_no_handoff_are_not_a_warning(short: int, cached: int) -> None:
+    found = judged(prefill=2, moved=0, failed=0, local=0, short=short, cached=cached)
+    assert found.level == "ok" and f"KV moved for 0 of {short + cached} prompts" in found.found
+    assert (f"short {short}" in found.found) == bool(short)
+    assert (f"cached {cached}" in found.found) == bool(cached)
+
+
+def test_a_fault_among_many_short_prompts_is_the_warning() -> None:
+    found = judged(prefill=2, moved=0, failed=1, local=0, short=90)
+    assert found.level == "warn" and "short 90, failed 1" in found.found
+    assert "handoff failed" in found.remedy
+
+
+def test_each_outcome_without_a_move_has_a_remedy_or_is_harmless() -> None:
+    named = ["moved", *handoff_check.REMEDIES, *handoff_check.HARMLESS]
+    assert sorted(named) == sorted(metric_factory.PREFILL_OUTCOMES)
+
+
+def test_all_places_name_one_remedy_for_unlike_workers() -> None:
+    """With the version, by which all handoffs end in the middle of an upgrade."""
+    remedy = handoff_check.REMEDIES["incompatible"]
+    assert "processor type and version" in remedy and "during an upgrade" in remedy
+    links: list[Any] = [
+        SimpleNamespace(
+            up=True,
+            takes_work=True,
+            worker_id=f"{role}-0",
+            record=SimpleNamespace(role=role),
+            worker_hello=worker_pb2.WorkerHello(model_fingerprint=role, block_size=16),
+        )
+        for role in ("prefill", "decode")
+    ]
+    with capture_logs() as logs:
+        FleetReports().report(links)
+    assert [(each["event"], each["remedy"]) for each in logs] == [
+        ("prefill workers not used", remedy)
+    ]
+    assert remedy in page_files()["/overview.js"].body.decode()
+    for page in ("docs/metrics.md", "docs/operations.md"):
+        assert remedy in (ROOT / page).read_text(), page
 
 
 def test_own_metrics_are_parsed_as_they_are_rendered() -> None:

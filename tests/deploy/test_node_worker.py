@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,7 +51,7 @@ class Node:
         self.tending = Tending(self.folder, NAME)
         self.worker = NodeWorker(ORDER, NODE, ENVIRON)
 
-    def _command(self, order: WorkerOrder, *_: Any) -> tuple[str, ...]:
+    def _command(self, order: WorkerOrder, *_: object) -> tuple[str, ...]:
         return (
             sys.executable,
             "-S",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -49,7 +48,7 @@ class Site:
         self.pool = RecordedPool()
         self.now_s = 0.0
         self.watch = OverdueWatch(self.pool, 900.0, lambda: self.now_s)
-        self.logs: Sequence[Mapping[str, Any]] = ()
+        self.logs: Sequence[Mapping[str, object]] = ()
 
     async def pass_by(self, seconds: float) -> dict[str, float]:
         """Return the gauge by reason, without zeros; `logs` has the events."""

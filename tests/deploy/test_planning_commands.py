@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -113,22 +114,55 @@ def test_a_missing_timing_model_names_two_ways(
     assert "`baton advise --save FOLDER`" in error
 
 
-@pytest.mark.parametrize("command", [["simulate", "--colocated", "1"], ["tune", "--gpus", "2"]])
-def test_times_of_the_fleet_that_runs_here_are_taken(
-    command: list[str],
-    timing: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cluster = SimpleNamespace(name="main")
+COMMANDS = [["simulate", "--colocated", "1"], ["tune", "--gpus", "2"]]
+
+
+@pytest.fixture
+def fleets(timing: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The clusters that run here, one at first; its workers' pools have 4096 tokens."""
+    found = [SimpleNamespace(name="main")]
     fleet = MeasuredFleet(Layout(colocated=1, pool_tokens=4096), read_fit(timing), [], Objectives())
-    monkeypatch.setattr(orders, "live_clusters", lambda: [cluster])
+    monkeypatch.setattr(orders, "live_clusters", lambda: found)
     monkeypatch.setattr(control_commands, "routers_of", lambda urls, name: [name])
     monkeypatch.setattr(
         advice_process, "read_fleet", lambda config, at, routers: {"main": fleet}[routers[0]]
     )
-    assert main.main([*command, "--traffic", TRAFFIC, "--slo", "ttft=9s"]) == 0
-    assert "no --timing: times of main, which runs here" in capsys.readouterr().err
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("given", "pool"), [([], 4096), (["--pool-tokens", "8192"], 8192)])
+def test_times_of_the_fleet_that_runs_here_are_taken(
+    command: list[str],
+    given: list[str],
+    pool: int,
+    fleets: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And the size of its pools, unless another is given."""
+    assert main.main([*command, *given, "--traffic", TRAFFIC, "--slo", "ttft=9s"]) == 0
+    said = capsys.readouterr()
+    assert "no --timing: times of main, which runs here" in said.err
+    assert f"{pool} tokens of KV" in said.out
+
+
+def test_a_pool_of_another_size_needs_its_times(
+    fleets: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", "--gpus", "2", "--pool-tokens", "2=8192", "--traffic", TRAFFIC]
+    assert main.main([*words, "--slo", "ttft=9s"]) == CONFIG_EXIT
+    assert "--pool-tokens 2=... has no --timing 2=FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_of_several_fleets_one_has_to_be_named(
+    command: list[str], fleets: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleets.append(SimpleNamespace(name="other"))
+    assert main.main([*command, "--traffic", TRAFFIC, "--slo", "ttft=9s"]) == CONFIG_EXIT
+    error = capsys.readouterr().err
+    assert "several fleets run here (main, other)" in error
+    assert "`baton advise --instance NAME --save FOLDER`" in error
 
 
 def test_points_without_a_model_are_refused(

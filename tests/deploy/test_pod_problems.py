@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from baton.deploy.control.pod_problems import DETAIL_CHARS, SHORT_RUN_S, pod_problem
 from baton.planner.overdue_workers import WorkerProblem
 from baton.runtime.errors import BatonError
+from tests.support.json_values import Json, JsonObject
 
-UNSCHEDULED: dict[str, Any] = {
+UNSCHEDULED: JsonObject = {
     "phase": "Pending",
     "conditions": [
         {
@@ -25,17 +25,17 @@ UNSCHEDULED: dict[str, Any] = {
 SCHEDULED = {"type": "PodScheduled", "status": "True"}
 
 
-def container(*, init: bool = False, **status: Any) -> dict[str, Any]:
+def container(*, init: bool = False, **status: Json) -> JsonObject:
     kind = "initContainerStatuses" if init else "containerStatuses"
     made = {"name": "worker", "ready": False, "restartCount": 0, "state": {}, "lastState": {}}
     return {"phase": "Pending", "conditions": [SCHEDULED], kind: [made | status]}
 
 
-def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
+def waiting(reason: str, message: str = "", **more: Json) -> JsonObject:
     return container(state={"waiting": {"reason": reason, "message": message}}, **more)
 
 
-def ended(exit_code: int, reason: str, run_s: float = 30.0) -> dict[str, Any]:
+def ended(exit_code: int, reason: str, run_s: float = 30.0) -> JsonObject:
     """Return the last state of a container, whose run took so long."""
     over = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
     began = over - timedelta(seconds=run_s)
@@ -48,8 +48,8 @@ DRAINED = ended(0, "Completed")
 SERVED_LONG = ended(1, "Error", SHORT_RUN_S + 1)
 UNTIMED = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None,
                           "finishedAt": None}}  # fmt: skip
-RUNS: dict[str, Any] = {"running": {}}
-FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+RUNS: JsonObject = {"running": {}}
+FAULTS: dict[str, tuple[JsonObject, str]] = {
     "no_node": (UNSCHEDULED, "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
     "image": (waiting("ImagePullBackOff", "Back-off pulling image"), "ImagePullBackOff: Back-off"),
     "image_of_init": (waiting("ErrImagePull", "not found", init=True), "ErrImagePull: not found"),
@@ -92,7 +92,7 @@ def test_a_pods_status_says_what_is_wrong(fault: str) -> None:
         container(restartCount=9, lastState=UNTIMED, state=RUNS),
     ],
 )
-def test_a_pod_that_starts_has_no_problem(status: dict[str, Any]) -> None:
+def test_a_pod_that_starts_has_no_problem(status: JsonObject) -> None:
     assert pod_problem({"metadata": {"name": "w-3"}, "status": status}) is None
 
 
@@ -103,6 +103,6 @@ def test_a_long_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {"name": "w"}, "status": 3}])
-def test_another_answer_is_no_pod(answer: dict[str, Any]) -> None:
+def test_another_answer_is_no_pod(answer: JsonObject) -> None:
     with pytest.raises(BatonError, match="answered with no Pod"):
         pod_problem(answer)

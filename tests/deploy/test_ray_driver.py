@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -36,12 +35,12 @@ class FakeRay(ModuleType):
         super().__init__("ray")
         self.room = True
         self.failure: Exception | None = None
-        self.inits: list[dict[str, Any]] = []
+        self.inits: list[dict[str, object]] = []
         self.bundles: list[dict[str, float]] = []
         self.strategy = ""
-        self.options: list[dict[str, Any]] = []
+        self.options: list[dict[str, object]] = []
         self.made: list[tuple[str, str]] = []
-        self.killed: list[Any] = []
+        self.killed: list[str] = []
         self.shutdowns = 0
         self.exceptions = SimpleNamespace(RayError=RayError)
         self.util = SimpleNamespace(
@@ -54,33 +53,33 @@ class FakeRay(ModuleType):
             ),
         )
 
-    def init(self, **settings: Any) -> None:
+    def init(self, **settings: object) -> None:
         if self.failure is not None:
             raise self.failure
         self.inits.append(settings)
 
-    def _group(self, bundles: list[dict[str, float]], strategy: str) -> Any:
+    def _group(self, bundles: list[dict[str, float]], strategy: str) -> SimpleNamespace:
         self.bundles, self.strategy = bundles, strategy
         return SimpleNamespace(wait=lambda timeout: self.room)
 
-    def remote(self, made: type) -> Any:
+    def remote(self, made: type) -> SimpleNamespace:
         assert made is WorkerActor
         return SimpleNamespace(options=self._options)
 
-    def _options(self, **options: Any) -> Any:
+    def _options(self, **options: object) -> SimpleNamespace:
         self.options.append(options)
         return SimpleNamespace(remote=self._actor)
 
-    def _actor(self, folder: str, name: str) -> Any:
+    def _actor(self, folder: str, name: str) -> SimpleNamespace:
         self.made.append((folder, name))
         return SimpleNamespace(name=name, check=SimpleNamespace(remote=lambda: name))
 
-    def get(self, references: list[Any], timeout: float) -> list[Any]:
+    def get(self, references: list[str], timeout: float) -> list[str]:
         if self.failure is not None:
             raise self.failure
         return references
 
-    def kill(self, actor: Any) -> None:
+    def kill(self, actor: SimpleNamespace) -> None:
         self.killed.append(actor.name)
 
     def shutdown(self) -> None:
@@ -95,7 +94,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 @pytest.fixture
-def restored_signals() -> Any:
+def restored_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -200,7 +199,7 @@ def test_the_driver_stays_until_a_signal_and_then_lets_ray_go(
 ) -> None:
     monkeypatch.setenv("BATON_INSTANCE", "id")
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    seen: list[tuple[str, list[Any], int]] = []
+    seen: list[tuple[str, list[str], int]] = []
 
     def send(number: signal.Signals) -> None:
         seen.append(((tmp_path / "ray.placed").read_text(), list(ray.killed), ray.shutdowns))
@@ -225,9 +224,9 @@ def test_a_signal_while_the_driver_places_ends_it_after_that(
     restored_signals: None,
     number: signal.Signals,
 ) -> None:
-    def place_and_signal(*arguments: Any) -> list[Any]:
+    def place_and_signal(ray: ModuleType, folder: Path, workers: dict[str, float]) -> list[object]:
         os.kill(os.getpid(), number)
-        return place(*arguments)
+        return place(ray, folder, workers)
 
     monkeypatch.setattr(ray_driver, "place", place_and_signal)
     drive(tmp_path, ON_CPU, "")
@@ -249,7 +248,7 @@ class Tending:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Exception | None) -> None:
         self.turns = 0
         self.script = list(script)
-        self.made: list[Any] = []
+        self.made: list[tuple[Path, list[str]]] = []
         self.lives: list[bool | OSError] = [True]
         monkeypatch.setattr(ray_driver, "TEND_S", 0.001)
         monkeypatch.setattr(ray_driver, "ProcessLauncher", self._make)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.ray_fleet import NodeActor, RayFleet, namespace_of
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import Unavailable
+from tests.support.json_values import JsonObject
 
 ORDER = WorkerOrder("decode-0", "decode", "baton", "", (), 60.0, cpus=2.0, gpus=1.0, by_role=True)
 
@@ -44,11 +44,11 @@ class ScriptedRay:
     """What RayFleet uses of Ray. A question answers when its actor is in `answering`."""
 
     def __init__(self) -> None:
-        self.options: list[dict[str, Any]] = []
+        self.options: list[dict[str, object]] = []
         self.named: list[str] = []
         self.killed: list[str] = []
         self.ended: list[str] = []
-        self.answering: dict[str, Any] = {}
+        self.answering: dict[str, object] = {}
         self.failure: Exception | None = None
         self.groups: list[Group] = []
         self.tables = 0  # how often all groups were listed
@@ -66,7 +66,7 @@ class ScriptedRay:
         """Return the names of the groups that are there."""
         return [each.name for each in self.groups if each.state != "REMOVED"]
 
-    def _group(self, bundles: list[dict[str, float]], **options: Any) -> Group:
+    def _group(self, bundles: list[dict[str, float]], **options: JsonObject) -> Group:
         if options["name"] in self.living():
             raise ValueError("the name is taken")
         self.groups.append(Group(bundles, **options))
@@ -91,7 +91,7 @@ class ScriptedRay:
             raise self.failure
         return list(self.named)
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[JsonObject]:
         addresses = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
         return [
             {
@@ -103,15 +103,15 @@ class ScriptedRay:
             for name, address in addresses.items()
         ]
 
-    def remote(self, made: type) -> Any:
+    def remote(self, made: type) -> SimpleNamespace:
         assert made is NodeActor
         return SimpleNamespace(options=self._options)
 
-    def _options(self, **options: Any) -> Any:
+    def _options(self, **options: object) -> SimpleNamespace:
         self.options.append(options)
         return SimpleNamespace(remote=lambda order: self._actor(order.worker_id))
 
-    def _actor(self, name: str) -> Any:
+    def _actor(self, name: str) -> SimpleNamespace:
         self.named = sorted({*self.named, name})
         return SimpleNamespace(
             name=name,
@@ -119,22 +119,24 @@ class ScriptedRay:
             end=SimpleNamespace(remote=lambda: self.ended.append(name)),
         )
 
-    def get_actor(self, name: str) -> Any:
+    def get_actor(self, name: str) -> SimpleNamespace:
         if name == "vanished":
             raise ValueError("there is no such actor")
         return self._actor(name)
 
-    def wait(self, questions: list[str], num_returns: int, timeout: float) -> Any:
+    def wait(
+        self, questions: list[str], num_returns: int, timeout: float
+    ) -> tuple[list[str], list[str]]:
         done = [each for each in questions if each.split()[-1] in self.answering]
         return done, [each for each in questions if each not in done]
 
-    def get(self, question: str) -> Any:
+    def get(self, question: str) -> object:
         answer = self.answering[question.split()[-1]]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def kill(self, actor: Any, no_restart: bool) -> None:
+    def kill(self, actor: SimpleNamespace, no_restart: bool) -> None:
         assert no_restart
         self.killed.append(actor.name)
         self.named.remove(actor.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +20,8 @@ from baton.deploy.nodes.ray_pods import (
     pods_of,
 )
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.ray_pods import Document
 
-Document = dict[str, Any]
 DRAIN = ["baton", "release", "leave", "--within=9"]
 OLD = RayPod("decode-1", "decode", False, True, False)
 

@@ -157,7 +157,7 @@ async def test_a_first_reading_waits_for_the_driver_s_number(site: Site) -> None
     """How many workers begin as prefill workers is known from there alone."""
     site.number.size = None
     workers = site.workers()
-    with pytest.raises(Unavailable, match="has not written its number yet"):
+    with pytest.raises(Unavailable, match="has not written yet how many workers begin as prefill"):
         await workers.count()
     assert site.number.size is None
     site.number.size = FleetSize(2, 1)  # of its command line

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -22,6 +21,7 @@ from baton.deploy.host.kubernetes_api import api_server
 from baton.deploy.host.release_secrets import LIFE, create_certificates, create_credentials
 from baton.deploy.host.secrets_api import Secret, SecretsApi
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
+from tests.support.json_values import JsonObject
 
 TOKEN = "account-token"
 SERVER = "chat-baton-worker.llm"
@@ -32,7 +32,7 @@ REDIS = ("chat-baton-redis.llm", "chat-baton-ray-redis.llm")
 class FakeApi(HTTPServer):
     """The part of the API server that keeps Secrets of the namespace llm."""
 
-    secrets: dict[str, dict[str, Any]]
+    secrets: dict[str, JsonObject]
     version = 0
     refuses = 0
 
@@ -60,16 +60,16 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path.startswith(prefix)
         return self.path.removeprefix(prefix)
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self) -> JsonObject:
         return dict(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
-    def _stored(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _stored(self, body: JsonObject) -> JsonObject:
         self.server.version += 1
         body["metadata"]["resourceVersion"] = str(self.server.version)
         self.server.secrets[body["metadata"]["name"]] = body
         return body
 
-    def _send(self, status: int, body: dict[str, Any]) -> None:
+    def _send(self, status: int, body: JsonObject) -> None:
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             status, body = 401, {"message": "Unauthorized"}
         elif self.server.refuses:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +27,9 @@ def test_what_the_start_has_made_is_no_more_looked_through(
 ) -> None:
     kept: list[int] = []
 
-    async def serve(*_: Any, ready: Any, admin_ready: Any, **__: Any) -> None:
+    async def serve(
+        *_: object, ready: Callable[[str], None], admin_ready: Callable[[int], None], **__: object
+    ) -> None:
         kept.append(gc.get_freeze_count())
         admin_ready(9402)
         ready("http://127.0.0.1:8000/")
@@ -59,7 +61,7 @@ def test_what_the_start_has_made_is_no_more_looked_through(
 def test_a_router_with_a_wrong_authority_does_not_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def serve(*_: Any, **__: Any) -> None: ...
+    async def serve(*_: object, **__: object) -> None: ...
 
     monkeypatch.setattr(router_process, "serve_router", serve)
     registry = RegistryConfig(location="rediss://host", authority=str(tmp_path / "no.pem"))
@@ -78,7 +80,7 @@ def test_a_router_deletes_the_entries_of_dead_workers(
 ) -> None:
     left: list[list[str]] = []
 
-    async def serve(*_: Any, registry: RegistryClient, **__: Any) -> None:
+    async def serve(*_: object, registry: RegistryClient, **__: object) -> None:
         async with asyncio.timeout(20):
             while os.listdir(tmp_path):
                 await registry.workers()

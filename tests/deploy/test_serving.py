@@ -140,7 +140,9 @@ def test_the_ready_line_names_grpc_where_it_is_served(tmp_path: Path, address: s
 class ScriptedLauncher:
     """A launcher that takes one scripted step at each call of `tend`, then stops the serving."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *script: Callable[[], Exception | None]
+    ) -> None:
         self.script = list(script)
         self.said: list[str] = []
         self.serving = Serving(ServeOptions(Config()), lambda line: self.said.append(line[11:]))
@@ -153,7 +155,9 @@ class ScriptedLauncher:
             raise error
 
 
-def put(instance: Instance, name: str, state: JobState, starts: int, **more: Any) -> Any:
+def put(
+    instance: Instance, name: str, state: JobState, starts: int, **more: Any
+) -> Callable[[], None]:
     status = JobStatus(name, state, 7, starts, **more)
     return lambda: write_private(instance.folder / f"{name}.status", json.dumps(asdict(status)))
 

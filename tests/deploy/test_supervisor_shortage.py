@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
@@ -42,6 +42,9 @@ from tests.support.supervised_jobs import (
 )
 from tests.support.waiting import wait_until
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 def state_of(instance: Instance, name: str) -> str:
     """Empty before the first status."""
@@ -67,11 +70,13 @@ def keeping(instance: Instance, job: Job, *, proven: bool = False) -> Iterator[S
     assert not thread.is_alive()
 
 
-def failing(times: int, error: OSError, real: Any) -> tuple[Callable[..., Any], list[Any]]:
+def failing(
+    times: int, error: OSError, real: Callable[P, T]
+) -> tuple[Callable[P, T], list[tuple[Any, ...]]]:
     """`real`, but for the first so many calls."""
-    calls: list[Any] = []
+    calls: list[tuple[Any, ...]] = []
 
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: P.args, **named: P.kwargs) -> T:
         calls.append(arguments)
         if len(calls) <= times:
             raise error

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 import pytest
 
@@ -13,8 +12,9 @@ from baton.deploy.cli import trace
 from baton.deploy.cli.chat import ChatClient
 from baton.deploy.cli.main import main
 from baton.deploy.cli.trace import NARROWEST, listing, waterfall
+from tests.support.json_values import JsonObject
 
-FOUND: dict[str, Any] = {
+FOUND: JsonObject = {
     "id": "req-1", "trace_id": "", "time": 1.8e9, "ttft_s": 0.1, "total_s": 0.2,
     "outcome": "finished", "kept": ["slow"], "prompt_tokens": 300, "output_tokens": 4,
     "cached_tokens": 0, "migrations": 0, "preempted": False, "decode_worker": "decode-0",
@@ -103,7 +103,7 @@ def test_the_command_asks_the_routers_routes(
 ) -> None:
     asked = []
 
-    def answer(_: ChatClient, path: str, needed: str) -> dict[str, Any]:
+    def answer(_: ChatClient, path: str, needed: str) -> JsonObject:
         asked.append(path)
         return FOUND if needed == "path" else {"traces": [FOUND]}
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 
 from baton.deploy.cli import transport_check
 from baton.deploy.cli.transport_check import transport
 from baton.kv_transfer import preflight
-from baton.kv_transfer.preflight import PreflightReport
+from baton.kv_transfer.preflight import PreflightReport, Processes
 from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import ConfigError, ReadFailed
 
@@ -19,7 +18,7 @@ def script(monkeypatch: pytest.MonkeyPatch, gb_per_s: dict[str | None, float]) -
     """Reports by the UCX_TLS that the measurement sees; answers the list of those seen."""
     seen: list[str | None] = []
 
-    async def loopback(floor_gb_per_s: float, ends: Any = None) -> PreflightReport:
+    async def loopback(floor_gb_per_s: float, ends: Processes | None = None) -> PreflightReport:
         chosen = os.environ.get("UCX_TLS") if ends is None else ends.arguments[-1]
         seen.append(chosen)
         if chosen not in gb_per_s:

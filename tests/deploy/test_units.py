@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,6 +20,7 @@ from baton.deploy.serve.plan import ServeOptions, devices, gpus_of_actors
 from baton.models.embedded import embedded_model
 from baton.router.http_frontend.auth_middleware import OPEN_PATHS
 from baton.runtime.config import Config
+from tests.support.json_values import JsonObject
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -139,7 +139,7 @@ def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if name in line] == []
 
 
-def compose_service(file: str, **given: str) -> dict[str, Any]:
+def compose_service(file: str, **given: str) -> JsonObject:
     """Return the file's service, with `given` and else the defaults for its variables. Raises
     KeyError with the file's message for one that has no default."""
 

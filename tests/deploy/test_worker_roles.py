@@ -73,7 +73,7 @@ def test_conversions_are_made_once_for_all_handshakes(monkeypatch: pytest.Monkey
     """On a GPU each has a stream of its own."""
     made: list[str] = []
 
-    def conversion_of(pool: Any, spec: Any, kv_dtype: str) -> Any:
+    def conversion_of(pool: object, spec: object, kv_dtype: str) -> object:
         made.append(kv_dtype)
         return object() if kv_dtype.startswith("int8") else None
 

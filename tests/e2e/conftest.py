@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.kept_cluster import KeptCluster
 from tests.support.machine_speed import slowness, timers
 from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.request_load import Choices, RequestLoad, differences
@@ -129,52 +130,16 @@ def make_busy(make_cluster: Callable[..., Cluster]) -> Callable[..., Cluster]:
     return lambda *settings: make_cluster(*UNDER_WAY, *settings)
 
 
-class Kept:
-    """One prefill and two decode workers that the tests of a module share: whole and at rest when
-    each begins. A fleet that is not at rest after a test fails it, and the next one gets another.
-    """
-
-    WORKERS = ("prefill-0", "decode-0", "decode-1")
-
-    def __init__(self, make: Callable[[], Cluster]) -> None:
-        self._make = make
-        self._cluster: Cluster | None = None
-
-    def whole(self) -> Cluster:
-        if self._cluster is None:
-            self._cluster = self._make()
-            self._cluster.start(1, 2)
-        for name in self.WORKERS:
-            if not self._cluster.alive(name):
-                self._cluster.start_worker(name.split("-")[0], name)
-        self._cluster.wait_ready(len(self.WORKERS))
-        return self._cluster
-
-    def at_rest(self) -> None:
-        assert self._cluster is not None
-        try:
-            self._cluster.quiet(within_s=5.0)
-        except (AssertionError, httpx.HTTPError):
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self._cluster is not None:
-            self._cluster.close()
-            print(self._cluster.logs())
-        self._cluster = None
-
-
 @pytest.fixture(scope="module")
-def kept_busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Kept]]:
+def kept_busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., KeptCluster]]:
     """`kept_busy(*settings)`: such a fleet, made as `make_busy` makes one."""
-    made: list[Kept] = []
+    made: list[KeptCluster] = []
 
-    def make(*settings: str) -> Kept:
+    def make(*settings: str) -> KeptCluster:
         def cluster() -> Cluster:
             return Cluster(tmp_path_factory.mktemp("kept"), (*UNDER_WAY, *settings))
 
-        made.append(Kept(cluster))
+        made.append(KeptCluster(cluster))
         return made[-1]
 
     yield make

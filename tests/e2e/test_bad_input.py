@@ -23,6 +23,7 @@ from baton.proto import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_gr
 from baton.runtime.grpc_links import credentials
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from chaos.cluster import Cluster
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 
 TOKEN = "a secret of this test"
@@ -48,7 +49,7 @@ async def test_the_largest_bad_body_delays_no_other_request(
 ) -> None:
     """A stream of another client goes on without a migration: no link fell silent."""
     bad = '{"model":"small","prompt":[' + "-1," * numbers + "-1]}"
-    stream: dict[str, Any] = {"model": "small", "prompt": "a", "max_tokens": 300}
+    stream: JsonObject = {"model": "small", "prompt": "a", "max_tokens": 300}
     stream |= {"stream": True, "ignore_eos": True}
     before = pair.logs().count("link lost")
     streaming = asyncio.create_task(client.post(COMPLETE, json=stream))
@@ -112,7 +113,7 @@ async def test_no_prompt_is_in_a_log(pair: Cluster, client: httpx.AsyncClient) -
 # -- the workers' own ports ---------------------------------------------------------------------
 
 
-def submit(**changed: Any) -> worker_pb2.RouterMessage:
+def submit(**changed: object) -> worker_pb2.RouterMessage:
     fields: dict[str, Any] = {
         "request_id": f"bad-{os.urandom(8).hex()}",
         "attempt": 1,
@@ -173,7 +174,7 @@ async def test_lying_readers_leave_no_pin(pair: Cluster) -> None:
         "lease_ms": 500,
         "sampling": worker_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1),
     }
-    lies: list[dict[str, Any]] = [
+    lies: list[dict[str, object]] = [
         {},  # true, but the reader leaves without a word
         {"granter_boot_id": b"x"},
         {"tokens": [WORST]},
@@ -185,7 +186,7 @@ async def test_lying_readers_leave_no_pin(pair: Cluster) -> None:
         {"handoff_id": b""},
     ]
 
-    async def lie(changed: dict[str, Any]) -> str:
+    async def lie(changed: dict[str, object]) -> str:
         async with pair.channel("prefill-0") as channel:
             call = handoff_pb2_grpc.HandoffStub(channel).Open(metadata=credentials(TOKEN))
             opening = handoff_pb2.OpenHandoff(**{**good, **changed})
@@ -253,7 +254,7 @@ async def test_garbage_on_a_workers_ports(pair: Cluster) -> None:
 HERE = ["--worker-id", "a", "--model", "{model}", "--registry", "{tmp}/r"]
 
 
-def nightly(arguments: list[str], words: str) -> Any:
+def nightly(arguments: list[str], words: str) -> object:
     return pytest.param(arguments, words, marks=pytest.mark.nightly)
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.json_values import Json, JsonObject
 
 # 1,000 tokens take longer than the longest delay on any machine.
 LONG = " ".join(f"word {n}" for n in range(200))
 
 
-def body(**more: Any) -> dict[str, Any]:
+def body(**more: Json) -> JsonObject:
     return {
         "model": "small",
         "prompt": LONG,

@@ -11,9 +11,10 @@ import openai
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.json_values import JsonObject
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Where is the red lamp?"}]
-SETTINGS: dict[str, Any] = {"model": "small", "max_tokens": 12, "temperature": 0.7, "seed": 5}
+SETTINGS: JsonObject = {"model": "small", "max_tokens": 12, "temperature": 0.7, "seed": 5}
 
 
 @pytest.fixture

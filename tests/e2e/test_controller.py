@@ -8,12 +8,12 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from baton.planner.control.leadership import TERM_S
 from chaos.cluster import Cluster
+from tests.support.json_values import JsonObject
 from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -63,7 +63,7 @@ class Asking:
                 raise each
         assert self.wrong == []
 
-    async def _ask(self, offset: int, bodies: list[dict[str, Any]]) -> None:
+    async def _ask(self, offset: int, bodies: list[JsonObject]) -> None:
         count = 0
         while not self.over.is_set():
             first = 0 if self.heavy else 12
@@ -132,14 +132,14 @@ async def test_a_change_outlives_the_controller_that_ordered_it(
     cluster.quiet(within_s=10.0)
 
 
-def lines(cluster: Cluster, event: str) -> list[dict[str, Any]]:
+def lines(cluster: Cluster, event: str) -> list[JsonObject]:
     """The controller's log lines of an event."""
     text = (cluster.folder / "controller.log").read_text()
     found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return [each for each in found if each["event"] == event]
 
 
-def accepted(cluster: Cluster) -> list[dict[str, Any]]:
+def accepted(cluster: Cluster) -> list[JsonObject]:
     return lines(cluster, "role step accepted")
 
 

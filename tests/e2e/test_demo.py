@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,11 +63,12 @@ def test_the_demo_streams_an_answer_and_leaves_nothing(tmp_path: Path, launcher:
     assert marked(marker) == [] and left == []
 
 
-def _post(url: str, body: dict[str, object]) -> Any:
+def _post(url: str, body: dict[str, object]) -> HTTPResponse:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    return urllib.request.urlopen(request, timeout=ANSWER_S)
+    found: HTTPResponse = urllib.request.urlopen(request, timeout=ANSWER_S)
+    return found
 
 
 @pytest.mark.timeout(120)
@@ -135,8 +136,9 @@ def _open_console(line: str) -> None:
     assert len(blocks) == 2 and all(each["total"] == 2048 for each in blocks)
 
 
-def _ready_url(process: Any) -> str:
-    lines = []
+def _ready_url(process: subprocess.Popen[str]) -> str:
+    lines: list[str] = []
+    assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
         found = re.search(r"Ready at (http://\S+)", line)

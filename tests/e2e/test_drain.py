@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.json_values import JsonObject
 from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(240)
@@ -33,7 +33,7 @@ async def test_ending_and_role_changes_under_load_lose_nothing(
     prefill worker, and a decode worker again. The drain is too short for many an answer."""
     cluster = make_busy("worker.drain_s=0.1").start(1, 2)
     over = asyncio.Event()
-    answers: list[Any] = []
+    answers: list[list[Choices]] = []
 
     async def keep_asking() -> None:
         while not over.is_set():
@@ -80,7 +80,7 @@ def moved(cluster: Cluster) -> float:
 class Balancer:
     """Sends each request over a connection of its own to a router that says it is ready."""
 
-    def __init__(self, bodies: list[dict[str, Any]], expected: list[str]) -> None:
+    def __init__(self, bodies: list[JsonObject], expected: list[str]) -> None:
         self._bodies, self._expected = bodies, expected
         self.urls: dict[str, str] = {}
         self.ready: set[str] = set()

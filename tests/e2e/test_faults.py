@@ -7,12 +7,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
 
 import httpx
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.kept_cluster import KeptCluster
 from tests.support.machine_speed import timers
 from tests.support.request_load import Choices, RequestLoad
 from tests.support.waiting import eventually
@@ -29,12 +29,12 @@ def load(make_streams: Callable[..., RequestLoad]) -> RequestLoad:
 
 
 @pytest.fixture(scope="module")
-def kept(kept_busy: Callable[..., Any]) -> Any:
+def kept(kept_busy: Callable[..., KeptCluster]) -> KeptCluster:
     return kept_busy(*TIMERS)
 
 
 @pytest.fixture
-def fleet(kept: Any) -> Iterator[Any]:
+def fleet(kept: KeptCluster) -> Iterator[Cluster]:
     """One prefill and two decode workers, whole and at rest before each test and after it."""
     yield kept.whole()
     kept.at_rest()

@@ -7,9 +7,8 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -17,6 +16,7 @@ import pytest
 
 from baton.proto import client_pb2, client_pb2_grpc
 from chaos.cluster import Cluster
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -32,7 +32,9 @@ async def stub(pair: Cluster) -> AsyncIterator[client_pb2_grpc.InferenceStub]:
         yield client_pb2_grpc.InferenceStub(channel)
 
 
-async def collect(call: Any) -> tuple[dict[int, tuple[str, str]], client_pb2.Usage]:
+async def collect(
+    call: AsyncIterable[client_pb2.GenerateResponse],
+) -> tuple[dict[int, tuple[str, str]], client_pb2.Usage]:
     texts: dict[int, str] = {}
     ends: dict[int, str] = {}
     usage = client_pb2.Usage()
@@ -59,9 +61,9 @@ async def test_the_same_tokens_by_grpc_as_by_http(
     stub: client_pb2_grpc.InferenceStub,
     client: httpx.AsyncClient,
     kind: str,
-    fields: dict[str, Any],
+    fields: JsonObject,
 ) -> None:
-    source: dict[str, Any] = {"prompt": LONG} if kind == "prompt" else {"messages": [USER]}
+    source: JsonObject = {"prompt": LONG} if kind == "prompt" else {"messages": [USER]}
     path = "/v1/completions" if kind == "prompt" else "/v1/chat/completions"
     answer = await client.post(path, json={"model": "small", **source, **fields})
     assert answer.status_code == 200, answer.text

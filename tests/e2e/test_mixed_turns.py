@@ -7,18 +7,18 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chaos.cluster import Cluster, Place
 from tests.support.conversation import talk
+from tests.support.json_values import JsonObject
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 TURNS = 4
 ANSWER_TOKENS = 200  # to read them takes less time than to compute them, on any machine
-LONG: dict[str, Any] = {"max_tokens": ANSWER_TOKENS}
+LONG: JsonObject = {"max_tokens": ANSWER_TOKENS}
 BLOCK_TOKENS = 16
 SETTINGS = ("router.placement=disaggregated", "handoff.lease_s=1.0")
 PATTERN = "[a-z ]{1600}"
@@ -54,7 +54,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[in
 
 
 GRAMMAR = {"structured_outputs": {"regex": PATTERN}}
-FLEETS: dict[str, tuple[dict[str, int], tuple[str, ...], dict[str, Any]]] = {
+FLEETS: dict[str, tuple[dict[str, int], tuple[str, ...], JsonObject]] = {
     "ranks of the reader": ({"prefill": 2}, ("worker.speculate=ngram",), {}),
     "ranks of the granter": ({"decode": 2}, (), GRAMMAR),
     "all": ({"prefill": 2, "decode": 2}, ("worker.speculate=ngram",), GRAMMAR),

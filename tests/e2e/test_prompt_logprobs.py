@@ -4,7 +4,6 @@ transformers."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import openai
 import pytest
@@ -12,6 +11,7 @@ import torch
 import transformers
 
 from baton.models.embedded import embedded_model
+from tests.support.json_values import Json, JsonObject
 
 MESSAGE = "a long walk along the river and over the hill " * 12
 
@@ -22,7 +22,7 @@ def test_echo_scores_a_prompt_as_transformers_does(
 ) -> None:
     cluster = request.getfixturevalue(fleet)
     with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
-        fields: Any = {"prompt_logprobs": 1, "return_token_ids": True}
+        fields: JsonObject = {"prompt_logprobs": 1, "return_token_ids": True}
         for _ in range(2):  # the second time its blocks are cached
             answer = client.completions.create(
                 model="small",
@@ -34,7 +34,7 @@ def test_echo_scores_a_prompt_as_transformers_does(
             )
             (choice,) = answer.choices
             assert choice.text == MESSAGE and choice.logprobs is not None
-            extra: Any = choice.model_extra
+            extra: Json = choice.model_extra
             tokens, found = extra["prompt_token_ids"], choice.logprobs.token_logprobs
             assert found is not None and found[0] is None
             model = transformers.AutoModelForCausalLM.from_pretrained(

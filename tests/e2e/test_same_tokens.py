@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from chaos.cluster import Cluster
 from tests.support.machine_speed import timers
-from tests.support.request_load import RequestLoad
+from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -19,7 +18,7 @@ FEW = 24  # requests in `make test`
 SETTINGS = ("router.placement=disaggregated", *timers())
 
 
-Expected = Callable[[int], Awaitable[Any]]
+Expected = Callable[[int], Awaitable[list[Choices]]]
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +29,9 @@ def load(make_load: Callable[..., RequestLoad]) -> RequestLoad:
 @pytest.fixture(scope="module")
 def expected(load: RequestLoad, alone: Cluster) -> Expected:
     """`await expected(count)`: the right answers to the first requests of the load."""
-    known: list[Any] = []
+    known: list[Choices] = []
 
-    async def answers(count: int) -> Any:
+    async def answers(count: int) -> list[Choices]:
         if len(known) < count:
             known[:] = await load.run(alone.url, concurrency=8, first=count)
             assert alone.total("baton_handoffs_total", outcome="completed") == 0

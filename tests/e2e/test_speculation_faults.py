@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import jsonschema
 import pytest
 
 from chaos.cluster import Cluster
+from tests.support.json_values import JsonObject
 from tests.support.request_load import Choices, RequestLoad
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.nightly]
 
-SCHEMA: dict[str, Any] = {
+SCHEMA: JsonObject = {
     "type": "object",
     "properties": {
         "names": {"type": "array", "items": {"enum": ["river", "stone", "lamp"]}, "minItems": 8,
@@ -32,7 +32,7 @@ CONSTRAINED = 8
 REPEATED = "river stone lamp river stone lamp "
 
 
-def constrained(number: int) -> dict[str, Any]:
+def constrained(number: int) -> JsonObject:
     """A stream of JSON, greedy or seeded, whose prompt has the words of the answer."""
     return {
         "model": "small",
@@ -66,7 +66,7 @@ async def test_killing_a_speculating_decode_worker_changes_no_token(
     load: RequestLoad,
     expected: list[Choices],
     compare: Callable[..., list[str]],
-    until: Callable[..., Any],
+    until: Callable[..., Awaitable[None]],
 ) -> None:
     fleet = make_busy("worker.speculate=ngram").start(1, 2)
     asking = asyncio.create_task(load.run(fleet.url, concurrency=24))

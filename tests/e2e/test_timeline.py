@@ -7,13 +7,13 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 
 from baton.proto import client_pb2
 from chaos.cluster import Cluster
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.timed_calls import Measured, stream_grpc, stream_http
 from tests.support.waiting import wait_until
@@ -28,7 +28,7 @@ PARTS = {"receive", "parse", "tokenize", "validate", "admit", "place", "send", "
 HANDOFF_PARTS = {"connect", "open", "prefill queue"}
 AFTER = {"decode queue", "step"}
 NUMBERS = itertools.count()  # so that no prompt has the prefix of another
-FEW: dict[str, Any] = {"model": "small", "max_tokens": 3, "ignore_eos": True}
+FEW: JsonObject = {"model": "small", "max_tokens": 3, "ignore_eos": True}
 
 
 def prompt(number: int) -> str:
@@ -49,7 +49,7 @@ def over_grpc(cluster: Cluster, number: int) -> Measured:
     return stream_grpc(cluster.grpc_addresses["router"], cluster.url, asked)
 
 
-def trace_of(cluster: Cluster, request_id: str) -> dict[str, Any]:
+def trace_of(cluster: Cluster, request_id: str) -> JsonObject:
     """The trace, once the router has stored it, which is after the answer's last byte."""
 
     def reply() -> httpx.Response:

@@ -7,14 +7,16 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton.runtime.telemetry.timeline import covered
 from chaos.cluster import Cluster
 from tests.support.machine_speed import timers
+from tests.support.span_values import span_values
+from tests.support.trace_collector import Collector, ListeningCollector
 from tests.support.waiting import eventually
 
 ROUTER = {"receive", "parse", "tokenize", "admit", "place", "send", "detokenize", "write"}
@@ -32,10 +34,10 @@ def traced(trace: str) -> dict[str, str]:
     return {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
 
 
-async def whole(servicer: Any, trace: str, phases: set[str]) -> list[Any]:
+async def whole(servicer: Collector, trace: str, phases: set[str]) -> list[Span]:
     """The spans of a trace, once those of all these phases and their parents have come."""
 
-    def found() -> list[Any]:
+    def found() -> list[Span]:
         return [span for span in list(servicer.all) if span.trace_id.hex() == trace]
 
     def complete() -> bool:
@@ -54,8 +56,8 @@ class Reported:
 
     request_id: str
     ttft_s: float  # as the router has it
-    spans: Sequence[Any]  # of the request
-    chat_spans: Sequence[Any]  # of the other one
+    spans: Sequence[Span]  # of the request
+    chat_spans: Sequence[Span]  # of the other one
     all_spans: str
     services: set[str]
     logs: dict[str, str]  # of each process
@@ -64,7 +66,7 @@ class Reported:
 @pytest.fixture(scope="module")
 def reported(
     make_shared_cluster: Callable[..., Cluster],
-    shared_collector: tuple[Any, str],
+    shared_collector: ListeningCollector,
     corrupting: tuple[str, ...],
 ) -> Reported:
     """Of the reads, the first and the eleventh are spoiled: the latter is the request's own."""
@@ -77,7 +79,7 @@ def reported(
         "telemetry.log_level=debug",
     ).start(1, 1, command=corrupting)
 
-    async def story() -> tuple[str, float, list[Any], list[Any]]:
+    async def story() -> tuple[str, float, list[Span], list[Span]]:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
             answer = await client.post("/v1/completions", json=BODY, headers=traced(TRACE))
             assert answer.status_code == 200, answer.text
@@ -105,7 +107,7 @@ def test_all_phases_of_a_request_are_in_one_trace(reported: Reported) -> None:
     assert reported.services == {f"baton-{name}" for name in PROCESSES}
     by_id = {span.span_id: span for span in reported.spans}
 
-    def ancestors(span: Any) -> list[str]:
+    def ancestors(span: Span) -> list[str]:
         names = []
         while span.parent_span_id in by_id:
             span = by_id[span.parent_span_id]
@@ -125,17 +127,8 @@ def test_all_phases_of_a_request_are_in_one_trace(reported: Reported) -> None:
         assert span.start_time_unix_nano >= request.start_time_unix_nano - 5_000_000
 
 
-def values(span: Any) -> dict[str, Any]:
-    """The attributes of a span, by their names without Baton's prefix."""
-    found = {}
-    for entry in span.attributes:
-        kind = entry.value.WhichOneof("value")
-        found[entry.key.removeprefix("baton.")] = getattr(entry.value, kind)
-    return found
-
-
 def test_the_critical_spans_cover_the_time_to_the_answer(reported: Reported) -> None:
-    critical = [span for span in reported.spans if values(span).get("critical")]
+    critical = [span for span in reported.spans if span_values(span).get("critical")]
     names = {span.name for span in critical}
     assert names >= ROUTER | PREFILL | {"credit_wait", "connect", "open", "step_wait"}
     assert not names & (AFTER | {"offer", "fetch", "handoff", "prefill"})
@@ -147,8 +140,8 @@ def test_the_critical_spans_cover_the_time_to_the_answer(reported: Reported) -> 
 
 
 def test_a_fetch_tells_what_was_read_and_what_was_hidden(reported: Reported) -> None:
-    fetches = [values(span) for span in reported.spans if span.name == "fetch"]
-    (handoff,) = [values(span) for span in reported.spans if span.name == "handoff"]
+    fetches = [span_values(span) for span in reported.spans if span.name == "fetch"]
+    (handoff,) = [span_values(span) for span in reported.spans if span.name == "handoff"]
     assert len(fetches) > 2
     for each in (*fetches, handoff):
         assert each["bytes"] > 0 and each["reads"] > 0 and each["gb_per_s"] > 0
@@ -158,7 +151,7 @@ def test_a_fetch_tells_what_was_read_and_what_was_hidden(reported: Reported) -> 
     blocks = sum(each["blocks"] for each in fetches)
     assert handoff["bytes"] > blocks * block_bytes  # a block was read again
     assert fetches[0]["hidden"] and fetches[0]["hidden_s"] > 0
-    offers = [values(span) for span in reported.spans if span.name == "offer"]
+    offers = [span_values(span) for span in reported.spans if span.name == "offer"]
     assert sum(each["blocks"] for each in offers) == blocks
     assert sum(not each["hidden"] for each in offers) == 1  # that of the last chunk
 
@@ -185,7 +178,7 @@ def test_no_prompt_text_is_in_spans_or_logs(reported: Reported) -> None:
 
 @pytest.mark.nightly
 async def test_a_locally_computed_prompt_has_the_same_phases(
-    make_cluster: Callable[..., Cluster], collector: tuple[Any, str]
+    make_cluster: Callable[..., Cluster], collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     cluster = make_cluster(

@@ -41,7 +41,7 @@ class MetaDevice(HostDevice):
         self.torch_device = META
 
 
-def on_meta(found: Any) -> Any:
+def on_meta(found: object) -> Any:
     """The same weights without their numbers."""
     if isinstance(found, torch.Tensor):
         return found.to(META)
@@ -63,7 +63,7 @@ def main() -> None:
     given = parser.parse_args()
     launched: list[str] = []
 
-    def record(kernel: Any, *_: Any, **__: Any) -> None:
+    def record(kernel: JITFunction, *_: object, **__: object) -> None:
         launched.append(kernel.fn.__name__)
 
     JITFunction.run = record

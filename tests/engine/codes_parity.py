@@ -33,7 +33,13 @@ POISON = 0x7F  # FP8's NaN; int8's greatest
 
 
 def new_pool(
-    codes: KvQuant, heads: int, dim: int, blocks: int, size: int, dtype: torch.dtype, device: Any
+    codes: KvQuant,
+    heads: int,
+    dim: int,
+    blocks: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device | None,
 ) -> KvPool:
     """Full of what was never written."""
     spec: Any = SimpleNamespace(

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ import torch
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from tests.support import small_models
 from tests.support.cuda_runner_pair import RunnerPair
+from tests.support.json_values import Json, JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.small_models import Reference
 
@@ -82,7 +82,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Refe
     return get
 
 
-def models_by_cost() -> list[Any]:
+def models_by_cost() -> list[object]:
     """Every small model; those that are no representatives run in `make nightly`."""
     return [
         name
@@ -125,7 +125,7 @@ def folder_of_run(folders: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
-def checked_by_interpreter(names: tuple[str, ...], folder: Path) -> dict[str, dict[str, Any]]:
+def checked_by_interpreter(names: tuple[str, ...], folder: Path) -> dict[str, JsonObject]:
     """Every check of `parity.py names` by its own name, run under Triton's interpreter: in another
     process, since that is chosen when Triton is imported. The first of the processes that share
     `folder` runs them, the others read what it found."""
@@ -148,7 +148,7 @@ def checked_by_interpreter(names: tuple[str, ...], folder: Path) -> dict[str, di
                 timeout=250 * slowness(),
             )
             assert file.exists(), done.stdout + done.stderr
-    found: list[dict[str, Any]] = json.loads(file.read_text())
+    found: list[JsonObject] = json.loads(file.read_text())
     return {each["name"]: each for each in found}
 
 
@@ -156,7 +156,7 @@ def checked_by_interpreter(names: tuple[str, ...], folder: Path) -> dict[str, di
 def spec_of(tmp_path: Path) -> Callable[..., ModelSpec]:
     """Reads a `config.json` that differs from a small Llama's; "absent" leaves a field out."""
 
-    def read(generation: Any = None, context: int = 0, **changes: Any) -> ModelSpec:
+    def read(generation: JsonObject | None = None, context: int = 0, **changes: Json) -> ModelSpec:
         values = {**_CONFIG, **changes}
         values = {name: value for name, value in values.items() if value != "absent"}
         (tmp_path / "config.json").write_text(json.dumps(values))
@@ -167,12 +167,12 @@ def spec_of(tmp_path: Path) -> Callable[..., ModelSpec]:
     return read
 
 
-def checks_of(*names: str) -> Any:
+def checks_of(*names: str) -> Callable[..., dict[str, JsonObject]]:
     """A fixture: what `checked_by_interpreter` finds. Scripts share a process, whose imports take
     seconds, as far as two workers of pytest can each start one."""
 
     @pytest.fixture(scope="session")
-    def checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    def checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JsonObject]:
         return checked_by_interpreter(names, folder_of_run(tmp_path_factory))
 
     return checks

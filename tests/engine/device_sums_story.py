@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ def equal(sums: DeviceChecksums, array: np.ndarray, blocks: list[int]) -> bool:
     )
 
 
-def refusal(action: Any) -> str:
+def refusal(action: Callable[[], object]) -> str:
     try:
         action()
     except (IndexError, ValueError) as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 from baton.engine.execution import determinism_proof
@@ -26,18 +27,18 @@ def patch_once_a_launch() -> None:
     done: set[tuple[bool, ...]] = set()
 
     @cache
-    def seen(function: Any) -> tuple[bool, ...]:
+    def seen(function: FunctionType) -> tuple[bool, ...]:
         """Which of Triton's modules the function names: those are what is patched."""
         named = function.__globals__.values()
         return tuple(any(value is language for value in named) for language in languages)
 
-    def patched(function: Any) -> Any:
+    def patched(function: FunctionType) -> object:
         if seen(function) in done:
             return scope()
         done.add(seen(function))
         return patch(function)
 
-    def launched(self: Any, *given: Any, **named: Any) -> None:
+    def launched(self: object, *given: Any, **named: Any) -> None:
         done.clear()  # a launch takes back what was done for it
         launch(self, *given, **named)
 

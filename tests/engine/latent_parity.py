@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from parity import Check, error, noticed
@@ -151,8 +151,10 @@ def one_row_off(check: Check) -> Check:
     def run(device: torch.device, tiny: bool) -> tuple[float, float]:
         attend = TritonLatentAttention.attend
 
-        def off(self: Any, *given: Any) -> Tensor:
-            out = attend(self, *given)
+        def off(
+            self: TritonLatentAttention, layer: int, queries: Tensor, up: Tensor, layout: StepLayout
+        ) -> Tensor:
+            out = attend(self, layer, queries, up, layout)
             out[-1] *= 1.01
             return out
 
@@ -166,11 +168,12 @@ def one_row_off(check: Check) -> Check:
     return run
 
 
-def _pool(tensor: Tensor) -> Any:
+def _pool(tensor: Tensor) -> KvPool:
     """As much of a `KvPool` as attention looks at."""
     size = tensor.shape[-2]
     plain = {"quant": None, "scales": None}
-    return SimpleNamespace(tensor=tensor, dtype=tensor.dtype, block_size=size, **plain)
+    made = SimpleNamespace(tensor=tensor, dtype=tensor.dtype, block_size=size, **plain)
+    return cast(KvPool, made)
 
 
 CHECKS: dict[str, Check] = {}

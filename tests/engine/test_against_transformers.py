@@ -6,12 +6,16 @@ or from the wrong block, cannot pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.scheduling.batch import Slice
 from tests.support.model_story import ModelStory, greedy_slice, random_prompt
+from tests.support.small_models import Reference
 
 STEPS = 64
 TOLERANCE = 1e-4
@@ -23,7 +27,7 @@ def assert_close(ours, theirs):
 
 
 @pytest.fixture(scope="module")
-def expected(reference):
+def expected(reference: Reference) -> dict[int, tuple[list[int], list[int]]]:
     """Greedy tokens of transformers for prompts of three lengths, computed once."""
     import random
 
@@ -36,17 +40,17 @@ def expected(reference):
 
 
 @pytest.fixture
-def reported(reference):
+def reported(reference: Reference) -> ModelStory:
     return ModelStory(reference.folder)
 
 
-def test_logits_of_a_whole_prompt(reference, reported):
+def test_logits_of_a_whole_prompt(reference: Reference, reported: ModelStory) -> None:
     tokens = random_prompt(90)
     (ours,) = reported.logits(Slice(tokens, 0, reported.blocks(90)))
     assert_close(ours, reference.logits(tokens))
 
 
-def test_logits_of_chunks_of_odd_lengths(reference, reported):
+def test_logits_of_chunks_of_odd_lengths(reference: Reference, reported: ModelStory) -> None:
     tokens, blocks = random_prompt(90, seed=1), reported.blocks(90)
     parts, start = [], 0
     for length in (1, 16, 9, 1, 1, 40, 22):
@@ -56,12 +60,16 @@ def test_logits_of_chunks_of_odd_lengths(reference, reported):
 
 
 @pytest.mark.parametrize("length", [1, 13, 70])
-def test_greedy_tokens(expected, reported, length):
+def test_greedy_tokens(
+    expected: dict[int, tuple[list[int], list[int]]], reported: ModelStory, length: int
+) -> None:
     prompt, tokens = expected[length]
     assert reported.greedy(prompt, reported.blocks(length + STEPS), STEPS) == tokens
 
 
-def test_prefix_computed_by_another_sequence(expected, reported):
+def test_prefix_computed_by_another_sequence(
+    expected: dict[int, tuple[list[int], list[int]]], reported: ModelStory
+) -> None:
     """The second sequence shares the first one's full blocks and computes only the rest."""
     prompt, tokens = expected[70]
     first = reported.blocks(70)
@@ -71,7 +79,9 @@ def test_prefix_computed_by_another_sequence(expected, reported):
     assert reported.greedy(prompt, blocks, STEPS, start=64) == tokens
 
 
-def test_batch_of_chunks_and_decodes(expected, reported):
+def test_batch_of_chunks_and_decodes(
+    expected: dict[int, tuple[list[int], list[int]]], reported: ModelStory
+) -> None:
     """Three sequences; each step mixes decode tokens with a chunk of the one that is prefilling."""
     state = {n: [0, reported.blocks(n + STEPS), list(expected[n][0]), []] for n in (1, 13, 70)}
     chunk = {1: 1, 13: 5, 70: 9}
@@ -94,7 +104,9 @@ def test_batch_of_chunks_and_decodes(expected, reported):
         assert out == expected[n][1], f"prompt of {n}"
 
 
-def test_a_wrong_block_changes_the_tokens(expected, reported):
+def test_a_wrong_block_changes_the_tokens(
+    expected: dict[int, tuple[list[int], list[int]]], reported: ModelStory
+) -> None:
     """The models depend on their KV: with another prefix's blocks the tokens differ."""
     prompt, tokens = expected[70]
     other = reported.blocks(70)
@@ -103,7 +115,9 @@ def test_a_wrong_block_changes_the_tokens(expected, reported):
     assert reported.greedy(prompt, blocks, STEPS, start=64) != tokens
 
 
-def test_dynamic_rope_grows_token_by_token_as_transformers_does(references):
+def test_dynamic_rope_grows_token_by_token_as_transformers_does(
+    references: Callable[[str], Reference],
+) -> None:
     """Across `max_position_embeddings` (512), with transformers' own cache growing."""
     reference, prompt = references("llama-dynamic-rope"), random_prompt(500)
     reported = ModelStory(reference.folder, block_size=16)
@@ -113,7 +127,9 @@ def test_dynamic_rope_grows_token_by_token_as_transformers_does(references):
 @pytest.mark.parametrize(
     ("context", "length"), [(128, 40), (0, 150)], ids=["short-factors", "long-factors"]
 )
-def test_longrope_is_decided_by_the_context_served(references, context, length):
+def test_longrope_is_decided_by_the_context_served(
+    references: Callable[[str], Reference], context: int, length: int
+) -> None:
     """Up to the original context (128), and for prompts beyond it, as transformers does."""
     reference, tokens = references("phi3-longrope"), random_prompt(length)
     reported = ModelStory(reference.folder, max_context=context)
@@ -128,7 +144,9 @@ def test_longrope_is_decided_by_the_context_served(references, context, length):
     )
 
 
-def test_longrope_of_another_context_is_not_the_same_model(references):
+def test_longrope_of_another_context_is_not_the_same_model(
+    references: Callable[[str], Reference],
+) -> None:
     reference, tokens = references("phi3-longrope"), random_prompt(40)
     reported = ModelStory(reference.folder)
     (ours,) = reported.logits(Slice(tokens, 0, reported.blocks(40)))
@@ -137,7 +155,9 @@ def test_longrope_of_another_context_is_not_the_same_model(references):
     assert model_fingerprint(reference.folder, 127) == model_fingerprint(reference.folder, 128)
 
 
-def test_text_part_of_a_model_for_images(references, tmp_path):
+def test_text_part_of_a_model_for_images(
+    references: Callable[[str], Reference], tmp_path: Path
+) -> None:
     """Gemma 3 with a vision tower: its files, under other names, hold the same decoder."""
     import transformers
 

@@ -1,10 +1,13 @@
 """The engine runs with torch, numpy and safetensors alone, in a process of its own."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 
 from tests.support.machine_speed import slowness
+from tests.support.small_models import Reference
 
 PROGRAM = """
 import sys
@@ -43,7 +46,7 @@ assert not bad, bad
 """
 
 
-def test_engine_needs_little(qwen3):
+def test_engine_needs_little(qwen3: Reference) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(qwen3.folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

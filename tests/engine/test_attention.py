@@ -1,5 +1,7 @@
 """The backends against each other and against attention written out, on random pools."""
 
+from __future__ import annotations
+
 import math
 
 import pytest
@@ -11,6 +13,7 @@ from baton.engine.model.attention import TorchAttention
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import AttentionSpec, read_spec
+from tests.support.small_models import Reference
 
 BACKENDS = [TorchAttention, NumbaAttention]
 BLOCKS, SIZE, DIM = 40, 8, 32
@@ -25,7 +28,7 @@ STARTS = [0, 1, 6, 7, 8, 9, 100]  # around the borders of blocks
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def pool(request, qwen3):
+def pool(request: pytest.FixtureRequest, qwen3: Reference) -> KvPool:
     torch.manual_seed(4)
     pool = KvPool(read_spec(qwen3.folder), BLOCKS, SIZE, request.param)
     pool.tensor.normal_()
@@ -45,7 +48,7 @@ def decode_layout():
 
 
 @pytest.fixture(params=list(SPECS))
-def spec(request):
+def spec(request: pytest.FixtureRequest) -> AttentionSpec:
     return SPECS[request.param]
 
 
@@ -63,7 +66,7 @@ def written_out(pool, spec, layer, query, blocks, length):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_decode_is_attention_written_out(pool, spec, backend):
+def test_decode_is_attention_written_out(pool: KvPool, spec: AttentionSpec, backend: type) -> None:
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
     out = backend(pool, spec).attend(1, queries, layout)
@@ -76,7 +79,9 @@ def test_decode_is_attention_written_out(pool, spec, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("start", [0, 5, 8, 50])
-def test_chunk_is_attention_written_out(pool, spec, backend, start):
+def test_chunk_is_attention_written_out(
+    pool: KvPool, spec: AttentionSpec, backend: type, start: int
+) -> None:
     blocks = torch.randperm(BLOCKS)[: (start + 20) // SIZE + 1].tolist()
     layout = lay_out(StepBatch((Slice([1] * 20, start, blocks),)), bounds())
     queries = torch.randn(20, 4, DIM).to(pool.tensor.dtype)
@@ -88,7 +93,7 @@ def test_chunk_is_attention_written_out(pool, spec, backend, start):
 
 
 @pytest.mark.parametrize("length", [2, 8, 30])
-def test_mixed_rows_of_float16(qwen3, spec, length):
+def test_mixed_rows_of_float16(qwen3: Reference, spec: AttentionSpec, length: int) -> None:
     """Only the reference has float16: a chunk and two decodes in one step."""
     torch.manual_seed(6)
     pool = KvPool(read_spec(qwen3.folder), BLOCKS, SIZE, torch.float16)
@@ -108,7 +113,7 @@ def test_mixed_rows_of_float16(qwen3, spec, length):
             torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=4e-3)
 
 
-def test_a_window_reads_the_blocks_that_it_touches_and_no_others(pool):
+def test_a_window_reads_the_blocks_that_it_touches_and_no_others(pool: KvPool) -> None:
     """Blocks before the window may hold anything, in a chunk and in a decode."""
     attention = TorchAttention(pool, SPECS["windows"])
     blocks = torch.randperm(BLOCKS)[:8].tolist()
@@ -126,7 +131,7 @@ def test_a_window_reads_the_blocks_that_it_touches_and_no_others(pool):
         pool.tensor.copy_(kept)
 
 
-def test_backends_agree_closely(pool):
+def test_backends_agree_closely(pool: KvPool) -> None:
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
     one, two = (backend(pool, PLAIN).attend(0, queries, layout) for backend in BACKENDS)
@@ -135,7 +140,7 @@ def test_backends_agree_closely(pool):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, backend):
+def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool: KvPool, backend: type) -> None:
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
     before = backend(pool, PLAIN).attend(0, queries, layout)
@@ -147,7 +152,7 @@ def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, backend):
     assert torch.equal(backend(pool, PLAIN).attend(0, queries, layout), before)
 
 
-def test_compiled_decode_does_not_depend_on_the_batch(pool):
+def test_compiled_decode_does_not_depend_on_the_batch(pool: KvPool) -> None:
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)
     attention = NumbaAttention(pool, PLAIN)
@@ -158,14 +163,14 @@ def test_compiled_decode_does_not_depend_on_the_batch(pool):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_large_scores_do_not_overflow(pool, backend):
+def test_large_scores_do_not_overflow(pool: KvPool, backend: type) -> None:
     layout, slices = decode_layout()
     queries = torch.full((len(slices), 4, DIM), 1e4).to(pool.tensor.dtype)
     assert backend(pool, PLAIN).attend(0, queries, layout).isfinite().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_write_touches_its_tokens_alone(pool, backend):
+def test_write_touches_its_tokens_alone(pool: KvPool, backend: type) -> None:
     before = pool.tensor.clone()
     batch = StepBatch((Slice([1, 1, 1], 6, [3, 5]), Slice([1], 2, [9])))
     layout = lay_out(batch, bounds())
@@ -183,7 +188,7 @@ def test_write_touches_its_tokens_alone(pool, backend):
     # numba compiles its kernels once more for these strides, which takes long
     [TorchAttention, pytest.param(NumbaAttention, marks=pytest.mark.nightly)],
 )
-def test_order_of_the_axes_may_change(pool, backend):
+def test_order_of_the_axes_may_change(pool: KvPool, backend: type) -> None:
     """The same values behind other strides: layer before head, as if so laid out."""
     layout, slices = decode_layout()
     queries = torch.randn(len(slices), 4, DIM).to(pool.tensor.dtype)

@@ -1,5 +1,7 @@
 """The bfloat16 kernels against `TorchAttention` in float32, on random pools and block tables."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -67,7 +69,7 @@ class Case:
 
 
 @pytest.fixture(params=list(SHAPES))
-def case(request):
+def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
@@ -79,7 +81,7 @@ def decode(attention, queries, layout):
     return attention.decode(1, queries, layout.decode_tables, layout.decode_lengths)
 
 
-def test_decode(case):
+def test_decode(case: Case) -> None:
     layout, queries = case.decodes(), case.queries(len(STARTS))
     found = decode(case.fast(), queries, layout)
     assert found.dtype == torch.bfloat16
@@ -89,13 +91,13 @@ def test_decode(case):
 @pytest.mark.parametrize(
     ("start", "count"), [(0, 2), (0, 65), (7, 30), (64, 64), (90, 13), (1, 49)]
 )
-def test_chunk(case, start, count):
+def test_chunk(case: Case, start: int, count: int) -> None:
     chunk, queries = case.chunk(start, count), case.queries(count)
     found = case.fast().chunk(0, queries, chunk)
     close(found, case.reference().chunk(0, queries.float(), chunk))
 
 
-def test_rows_do_not_depend_on_the_batch_or_the_chunking(case):
+def test_rows_do_not_depend_on_the_batch_or_the_chunking(case: Case) -> None:
     layout, queries = case.decodes(), case.queries(len(STARTS))
     fast = case.fast()
     together = decode(fast, queries, layout)
@@ -108,7 +110,7 @@ def test_rows_do_not_depend_on_the_batch_or_the_chunking(case):
     close(fast.chunk(0, queries[50:], case.chunk(50, 30)), whole[50:].float())
 
 
-def test_what_was_never_written_does_not_matter(case):
+def test_what_was_never_written_does_not_matter(case: Case) -> None:
     """Even as NaN: the tokens after the last one, in its block and in others."""
     layout, queries = case.decodes([20]), case.queries(1)
     chunk, more = case.chunk(0, 21), case.queries(21)
@@ -123,20 +125,20 @@ def test_what_was_never_written_does_not_matter(case):
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
 
 
-def test_a_value_that_is_not_finite_is_seen(case):
+def test_a_value_that_is_not_finite_is_seen(case: Case) -> None:
     """It must reach the check for broken slices, not vanish."""
     layout, queries = case.decodes([30]), case.queries(1)
     case.pool.tensor[layout.decode_tables[0, 30 // case.size], :, 1, 0, 30 % case.size] = torch.nan
     assert not decode(case.fast(), queries, layout).isfinite().any()
 
 
-def test_large_scores_do_not_overflow(case):
+def test_large_scores_do_not_overflow(case: Case) -> None:
     queries = torch.full((len(STARTS), case.heads, case.dim), 1e4).to(torch.bfloat16)
     assert decode(case.fast(), queries, case.decodes()).isfinite().all()
     assert case.fast().chunk(0, queries, case.chunk(3, len(STARTS))).isfinite().all()
 
 
-def test_queries_and_pool_may_be_views(case):
+def test_queries_and_pool_may_be_views(case: Case) -> None:
     layout, wide = case.decodes(), case.queries(2 * len(STARTS))
     found = decode(case.fast(), wide[::2], layout)
     before = decode(case.fast(), wide[::2].contiguous(), layout)
@@ -145,7 +147,7 @@ def test_queries_and_pool_may_be_views(case):
     assert torch.equal(decode(case.fast(), wide[::2], layout), before)
 
 
-def test_what_the_kernels_take(monkeypatch):
+def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
     def pool(dim=64, size=16, dtype=torch.bfloat16):
         return Pool(torch.zeros(2, 2, 2, 2, size, dim, dtype=dtype), size)
 
@@ -156,7 +158,7 @@ def test_what_the_kernels_take(monkeypatch):
     assert not usable(pool())
 
 
-def test_the_backend_calls_them_where_it_can(case):
+def test_the_backend_calls_them_where_it_can(case: Case) -> None:
     layout, queries = case.decodes(), case.queries(len(STARTS))
     backend = NumbaAttention(case.pool, case.spec)
     expected = decode(case.fast(), queries, layout)
@@ -165,7 +167,7 @@ def test_the_backend_calls_them_where_it_can(case):
 
 @pytest.mark.parametrize("turned", [64, 32])
 @pytest.mark.parametrize("rows", [1, 2, 40])
-def test_rotate_and_write(case, rows, turned):
+def test_rotate_and_write(case: Case, rows: int, turned: int) -> None:
     batch = StepBatch(tuple(Slice([1], n % 9, [case.order[n % BLOCKS]]) for n in range(rows)))
     layout = lay_out(batch, Bounds(BLOCKS, case.size, 9, 480))
     kv_heads = case.pool.tensor.shape[1]
@@ -193,7 +195,9 @@ def test_rotate_and_write(case, rows, turned):
         close(out, rotate(queries.float(), *(each.float() for each in angles)))
 
 
-def test_warming_up_compiles_the_rotation_and_writes_nothing(monkeypatch):
+def test_warming_up_compiles_the_rotation_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fresh = rotation_bf16.compiled(rotation_bf16.rotate_walk, parallel=True)
     monkeypatch.setattr(rotation_bf16, "_rotate", fresh)
     case = Case("plain")

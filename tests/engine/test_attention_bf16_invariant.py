@@ -1,5 +1,7 @@
 """A decode row must have the bits of the same row in a chunk; both are held against float64."""
 
+from __future__ import annotations
+
 import random
 
 import pytest
@@ -58,11 +60,11 @@ class Case:
 
 
 @pytest.fixture(params=list(SHAPES))
-def case(request):
+def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
-def test_every_row_decodes_to_the_bits_of_the_chunk(case):
+def test_every_row_decodes_to_the_bits_of_the_chunk(case: Case) -> None:
     whole = case.attend((0, LENGTH))
     singles = [(at, at + 1) for at in range(LENGTH)]
     assert torch.equal(case.attend(*singles), whole)
@@ -71,7 +73,7 @@ def test_every_row_decodes_to_the_bits_of_the_chunk(case):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nor_does_it_matter_where_a_chunk_is_cut(case, seed):
+def test_nor_does_it_matter_where_a_chunk_is_cut(case: Case, seed: int) -> None:
     whole, chooser, start = case.attend((0, LENGTH)), random.Random(seed), 0
     while start < LENGTH:
         end = min(LENGTH, start + chooser.choice([1, 2, 3, 7, 40, 64, 90]))
@@ -81,7 +83,7 @@ def test_nor_does_it_matter_where_a_chunk_is_cut(case, seed):
         start = end
 
 
-def test_is_attention_up_to_rounding(case):
+def test_is_attention_up_to_rounding(case: Case) -> None:
     wide = Pool(case.pool.tensor.double(), case.size)
     singles = [(at, at + 1) for at in range(LENGTH)]
     for layer in range(LAYERS):
@@ -92,7 +94,7 @@ def test_is_attention_up_to_rounding(case):
         torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=5 * 2**-8)
 
 
-def test_what_was_never_written_does_not_matter(case):
+def test_what_was_never_written_does_not_matter(case: Case) -> None:
     """Even as NaN: the tokens after the last one, in its block and in others."""
     for length in (1, 20, 21, 64):
         case.pool.tensor.normal_()
@@ -105,14 +107,14 @@ def test_what_was_never_written_does_not_matter(case):
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_number_that_is_not_finite_is_seen(case, side):
+def test_a_number_that_is_not_finite_is_seen(case: Case, side: int) -> None:
     """It must reach the check for broken slices, not vanish: in a key, in a value."""
     case.pool.tensor[case.blocks[30 // case.size], :, 1, side, 30 % case.size] = torch.nan
     assert not case.attend((30, 31)).isfinite().any()
     assert case.attend((29, 30)).isfinite().all()
 
 
-def test_threads_change_no_bit(case):
+def test_threads_change_no_bit(case: Case) -> None:
     singles = [(at, at + 1) for at in range(0, LENGTH, 7)]
     one = case.attend(*singles)
     torch.set_num_threads(2)
@@ -122,12 +124,12 @@ def test_threads_change_no_bit(case):
         torch.set_num_threads(1)
 
 
-def test_large_scores_do_not_overflow(case):
+def test_large_scores_do_not_overflow(case: Case) -> None:
     case.queries *= 1e4
     assert case.attend((150, 151), (7, 8)).isfinite().all()
 
 
-def test_it_is_compiled_before_the_first_call(monkeypatch):
+def test_it_is_compiled_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     walk = attention_bf16_invariant.decode_walk
     fresh = attention_bf16_invariant.compiled(walk, parallel=True, strict=True)
     monkeypatch.setattr(attention_bf16_invariant, "_decode", fresh)

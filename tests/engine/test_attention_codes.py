@@ -1,5 +1,7 @@
 """Compiled attention over eight bits against `TorchAttention` in float32 over the same pool."""
 
+from __future__ import annotations
+
 from copy import copy
 from types import SimpleNamespace
 
@@ -109,7 +111,7 @@ def stored(name, dtype, *marks):
         stored("fp8_e4m3", torch.bfloat16, pytest.mark.nightly),
     ]
 )
-def formats(request):
+def formats(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
     return request.param
 
 
@@ -119,24 +121,24 @@ one_name = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def name(formats):
+def name(formats: tuple[str, torch.dtype]) -> str:
     return formats[0]
 
 
 @pytest.fixture
-def dtype(formats):
+def dtype(formats: tuple[str, torch.dtype]) -> torch.dtype:
     return formats[1]
 
 
 @pytest.fixture(params=list(SHAPES))
-def case(request, name, dtype):
+def case(request: pytest.FixtureRequest, name: str, dtype: torch.dtype) -> Case:
     return Case(request.param, name, dtype)
 
 
 MIXED = [(start, 1) for start in STARTS] + [(0, 2), (7, 30), (64, 64), (90, 13), (0, 65)]
 
 
-def test_decodes_and_chunks_of_one_step(case):
+def test_decodes_and_chunks_of_one_step(case: Case) -> None:
     layout = case.batch(*MIXED)
     queries = case.queries(len(layout.tokens))
     found = case.compiled().attend(1, queries, layout)
@@ -147,7 +149,7 @@ def test_decodes_and_chunks_of_one_step(case):
     assert (found.float() - expected).norm() < bound / 6 * expected.norm()
 
 
-def test_torch_alone_reads_the_same(case):
+def test_torch_alone_reads_the_same(case: Case) -> None:
     """What serves where numba is missing."""
     layout = case.batch(*MIXED)
     queries = case.queries(len(layout.tokens))
@@ -157,7 +159,7 @@ def test_torch_alone_reads_the_same(case):
     torch.testing.assert_close(found.float(), expected, rtol=bound, atol=bound)
 
 
-def test_a_decode_row_is_the_same_bits_in_any_batch(case):
+def test_a_decode_row_is_the_same_bits_in_any_batch(case: Case) -> None:
     layout, compiled = case.batch(*MIXED), case.compiled()
     queries = case.queries(len(layout.tokens))
     together = compiled.attend(1, queries, layout)
@@ -167,7 +169,7 @@ def test_a_decode_row_is_the_same_bits_in_any_batch(case):
         assert torch.equal(compiled.attend(1, queries[row : row + 1], alone)[0], together[row])
 
 
-def test_what_was_never_written_does_not_matter(case):
+def test_what_was_never_written_does_not_matter(case: Case) -> None:
     """Even as no number: the tokens after the last one, in its block and in others."""
     layout = case.batch((20, 1), (0, 21))
     queries, compiled = case.queries(22), case.compiled()
@@ -181,7 +183,7 @@ def test_what_was_never_written_does_not_matter(case):
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_row_that_is_no_number_is_seen(case, side):
+def test_a_row_that_is_no_number_is_seen(case: Case, side: int) -> None:
     layout = case.batch((30, 1), (5, 1), (0, 31))
     for table in (layout.decode_tables[0], layout.chunks[0].blocks):
         case.pool.scales[table[30 // SIZE], :, 1, side, 30 % SIZE] = torch.nan
@@ -189,7 +191,7 @@ def test_a_row_that_is_no_number_is_seen(case, side):
     assert found[[0, 32]].isnan().all() and found[1].isfinite().all()
 
 
-def test_rows_are_written_as_torch_writes_them(case):
+def test_rows_are_written_as_torch_writes_them(case: Case) -> None:
     rows = 2 * BLOCKS
     layout = case.batch(*((n % 9, 1) for n in range(rows // 3)))
     rows = len(layout.tokens)
@@ -202,7 +204,7 @@ def test_rows_are_written_as_torch_writes_them(case):
 
 
 @pytest.mark.parametrize("turned", [64, 32, 20])
-def test_rotate_and_write(name, dtype, turned):
+def test_rotate_and_write(name: str, dtype: torch.dtype, turned: int) -> None:
     case = Case("plain", name, dtype)
     layout = case.batch(*((n, 1) for n in range(8)))
     qkv = torch.randn(8, case.heads + 2 * case.kv_heads, case.dim).to(dtype)
@@ -225,7 +227,7 @@ def test_rotate_and_write(name, dtype, turned):
 
 @one_name
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
-def test_which_kernels_are_taken(name, monkeypatch):
+def test_which_kernels_are_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Case("plain", name, torch.bfloat16)
     assert usable(fast.pool) and isinstance(fast.compiled().fast, BfloatKvQuantAttention)
     for case in (Case("plain", name, torch.float32), Case("plain", name, torch.bfloat16, dim=32)):
@@ -246,7 +248,7 @@ def test_which_kernels_are_taken(name, monkeypatch):
 
 @one_name
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
-def test_large_scores_and_views(name):
+def test_large_scores_and_views(name: str) -> None:
     case = Case("plain", name, torch.bfloat16)
     layout = case.batch(*((start, 1) for start in STARTS))
     wide = case.queries(2 * len(STARTS))
@@ -264,7 +266,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", list(VIEWS))
 @pytest.mark.parametrize("case", ["plain", "odd-group", "window"], indirect=True)
-def test_part_of_a_block_computes_as_a_whole_one(case, view):
+def test_part_of_a_block_computes_as_a_whole_one(case: Case, view: str) -> None:
     """Where a block also holds a draft's KV or other ranks' heads, which are no numbers."""
     layout = case.batch(*MIXED)
     queries = case.queries(len(layout.tokens))

@@ -1,5 +1,7 @@
 """The invariant kernel against attention written out, and its bits against themselves."""
 
+from __future__ import annotations
+
 import math
 import random
 from types import SimpleNamespace
@@ -23,7 +25,7 @@ SPECS = {
 
 
 @pytest.fixture(params=list(SPECS))
-def spec(request):
+def spec(request: pytest.FixtureRequest) -> AttentionSpec:
     return SPECS[request.param]
 
 
@@ -33,7 +35,7 @@ def spec(request):
         pytest.param(torch.bfloat16, id="bfloat16", marks=pytest.mark.nightly),
     ]
 )
-def dtype(request):
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
@@ -99,7 +101,7 @@ def written_out(text, spec):
     return torch.einsum("hts,hsd->thd", weights, values)
 
 
-def test_is_attention_written_out(dtype, spec):
+def test_is_attention_written_out(dtype: torch.dtype, spec: AttentionSpec) -> None:
     text = Text(dtype)
     exact = 3e-6 if dtype == torch.float32 else 1.6e-2
     found = whole(text, dtype, spec).double()
@@ -107,7 +109,9 @@ def test_is_attention_written_out(dtype, spec):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_chunks_decodes_and_neighbours_change_no_bit(dtype, spec, seed):
+def test_chunks_decodes_and_neighbours_change_no_bit(
+    dtype: torch.dtype, spec: AttentionSpec, seed: int
+) -> None:
     text, other = Text(dtype), Text(dtype, seed=9)
     expected = whole(text, dtype, spec)
     chooser = random.Random(seed)
@@ -131,14 +135,16 @@ def test_chunks_decodes_and_neighbours_change_no_bit(dtype, spec, seed):
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 96])
-def test_the_size_of_blocks_changes_no_bit(dtype, spec, size):
+def test_the_size_of_blocks_changes_no_bit(
+    dtype: torch.dtype, spec: AttentionSpec, size: int
+) -> None:
     text, pool = Text(dtype), make_pool(dtype, size)
     blocks = shuffled(pool, 2)[: -(-LENGTH // size)]
     text.stored(pool, blocks)
     assert torch.equal(attend(pool, spec, (text, blocks, 0, LENGTH))[0], whole(text, dtype, spec))
 
 
-def test_threads_change_no_bit(dtype, spec):
+def test_threads_change_no_bit(dtype: torch.dtype, spec: AttentionSpec) -> None:
     text = Text(dtype)
     expected = whole(text, dtype, spec)
     torch.set_num_threads(2)
@@ -148,7 +154,7 @@ def test_threads_change_no_bit(dtype, spec):
         torch.set_num_threads(1)
 
 
-def test_a_token_that_is_not_finite_shows_from_its_place_on(spec):
+def test_a_token_that_is_not_finite_shows_from_its_place_on(spec: AttentionSpec) -> None:
     text = Text(torch.float32)
     expected = whole(text, torch.float32, spec)
     text.kv[100, 1, 0, 3] = float("nan")  # a key
@@ -160,12 +166,12 @@ def test_a_token_that_is_not_finite_shows_from_its_place_on(spec):
     assert not found[150, 3:].isfinite().all(dim=-1).any()
 
 
-def test_large_scores_do_not_overflow(spec):
+def test_large_scores_do_not_overflow(spec: AttentionSpec) -> None:
     text = Text(torch.float32)
     text.queries *= 1e4
     assert whole(text, torch.float32, spec).isfinite().all()
 
 
-def test_numbers_that_the_kernel_does_not_read_are_refused():
+def test_numbers_that_the_kernel_does_not_read_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"worker\.deterministic.* torch\.float16"):
         InvariantAttention(make_pool(torch.float16), SPECS["plain"])

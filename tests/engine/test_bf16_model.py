@@ -1,6 +1,10 @@
 """A whole bfloat16 model on the compiled kernels, against the same model on plain torch."""
 
+from __future__ import annotations
+
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from baton.engine.cpu.linear_numba import Panels
 from baton.engine.cpu.row_kernels import NumbaNorms, silu_gate
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
 from baton.engine.model.linear import bfloat16_is_fast
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.models.random_model import make_shaped_model
@@ -24,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shaped_model(
         tmp_path_factory.mktemp("bf16"),
         layers=2,
@@ -46,7 +51,7 @@ def runner(folder, **how):
 
 
 @pytest.fixture(scope="module", params=["as detected", "no matrix unit"])
-def fast(folder, request):
+def fast(folder: Path, request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
     """The kernels of this processor; where it has AMX, in turn those of one that has none."""
     if request.param == "as detected":
         yield runner(folder)
@@ -59,7 +64,7 @@ def fast(folder, request):
 
 
 @pytest.fixture(scope="module")
-def plain(folder):
+def plain(folder: Path) -> ModelRunner:
     """Weights widened to float32, on plain torch: what rounding is measured against."""
     return runner(folder, dtype="float32", backend="torch")
 
@@ -76,7 +81,7 @@ def logits(runner, *slices):
     return torch.cat(runner.all_logits(StepBatch(slices)))
 
 
-def test_the_compiled_parts_are_in_use(fast):
+def test_the_compiled_parts_are_in_use(fast: ModelRunner) -> None:
     parts = parts_of(fast.decoder)
     assert isinstance(parts.norms, NumbaNorms)
     assert parts.gating is silu_gate
@@ -84,7 +89,9 @@ def test_the_compiled_parts_are_in_use(fast):
 
 
 @pytest.mark.parametrize("kind", ["AVX2", "AVX-512", "AVX-512 BF16", "AMX"])
-def test_each_kind_of_processor_has_its_products(folder, monkeypatch, kind):
+def test_each_kind_of_processor_has_its_products(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     if not bfloat16_is_fast() and PROCESSORS[kind].bfloat16_is_fast:
         pytest.skip("oneDNN packs no bfloat16 here")
     pretend_processor(monkeypatch, kind)
@@ -95,7 +102,9 @@ def test_each_kind_of_processor_has_its_products(folder, monkeypatch, kind):
 
 
 @pytest.mark.parametrize("length", [1, 2, 50, 130])
-def test_logits_are_those_of_float32_up_to_rounding(fast, plain, length):
+def test_logits_are_those_of_float32_up_to_rounding(
+    fast: ModelRunner, plain: ModelRunner, length: int
+) -> None:
     item = Slice(prompt(length), 0, blocks())
     found, expected = logits(fast, item), logits(plain, item)
     allowed = 0.06 * expected[:, :1000].std()  # ids above the tokenizer's have a constant bias
@@ -103,7 +112,7 @@ def test_logits_are_those_of_float32_up_to_rounding(fast, plain, length):
     assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.7
 
 
-def test_whole_chunked_and_one_by_one_agree(fast):
+def test_whole_chunked_and_one_by_one_agree(fast: ModelRunner) -> None:
     tokens, table = prompt(70, seed=4), blocks(4)
     whole = logits(fast, Slice(tokens, 0, table))
     spread = whole[:, :1000].std()
@@ -113,7 +122,7 @@ def test_whole_chunked_and_one_by_one_agree(fast):
     assert (torch.cat(parts) - whole).square().mean().sqrt() < 0.06 * spread
 
 
-def test_a_decode_row_is_the_same_bits_in_any_batch(fast):
+def test_a_decode_row_is_the_same_bits_in_any_batch(fast: ModelRunner) -> None:
     starts = [5, 16, 31, 80]
     tables = [
         random.Random(9).sample(range(BLOCKS), BLOCKS)[12 * i : 12 * i + 12] for i in range(4)
@@ -126,7 +135,7 @@ def test_a_decode_row_is_the_same_bits_in_any_batch(fast):
         assert torch.equal(logits(fast, item)[0], together[row])
 
 
-def test_draws_of_a_mixed_batch(fast):
+def test_draws_of_a_mixed_batch(fast: ModelRunner) -> None:
     """Decode rows, a chunk that draws, and one that does not, in one step."""
     first, second, third = (random.Random(2).sample(range(BLOCKS), 36)[i::3] for i in range(3))
     logits(fast, Slice(prompt(20), 0, first))
@@ -143,7 +152,7 @@ def test_draws_of_a_mixed_batch(fast):
     assert result.drawn[1][0].token == int(rows[1][-1].argmax())
 
 
-def test_a_sequence_over_bad_kv_is_broken_alone(fast):
+def test_a_sequence_over_bad_kv_is_broken_alone(fast: ModelRunner) -> None:
     good, bad = (random.Random(6).sample(range(BLOCKS), 24)[i::2] for i in range(2))
     for table in (good, bad):
         logits(fast, Slice(prompt(30), 0, table))

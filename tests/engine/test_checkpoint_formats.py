@@ -1,7 +1,11 @@
 """Checkpoints are packed here entry by entry, as each format is defined, and read back."""
 
+from __future__ import annotations
+
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from baton.engine.checkpoint.shards import Shards
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.scheduling.batch import Slice
-from baton.engine.spec.quantization_config import StoredQuantization
+from baton.engine.spec.quantization_config import Layout, StoredQuantization
 from baton.runtime.errors import ModelError
 from tests.support.model_story import ModelStory, random_prompt
 from tests.support.packed_weights import (
@@ -22,6 +26,7 @@ from tests.support.packed_weights import (
     int8,
     packed,
 )
+from tests.support.small_models import Reference
 
 
 def awq_config(group=32):
@@ -140,7 +145,7 @@ def quantized_model(folder, source, name):
     return quantized, plain
 
 
-def test_four_bits_by_hand(tmp_path):
+def test_four_bits_by_hand(tmp_path: Path) -> None:
     """One row of eight columns: codes 0 to 7 over a zero point of 3, at a scale of 0.5."""
     tensors = {
         "qweight": torch.tensor([[0x76543210]], dtype=torch.int32),
@@ -157,7 +162,9 @@ def test_four_bits_by_hand(tmp_path):
     [(4, 0x76543210, range(8)), (8, 0x03020100, range(4))],
 )
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
-def test_a_zero_point_of_0_is_stored_as_the_highest_code(tmp_path, bits, word, column, layout):
+def test_a_zero_point_of_0_is_stored_as_the_highest_code(
+    tmp_path: Path, bits: int, word: int, column: range, layout: Layout
+) -> None:
     """Version 1 has room for nothing else: less one it wraps, and read back it wraps again. One
     beyond the highest code is no zero point that a writer makes. Version 2 means what it says."""
     highest = (1 << bits) - 1
@@ -173,7 +180,7 @@ def test_a_zero_point_of_0_is_stored_as_the_highest_code(tmp_path, bits, word, c
     assert found.dequantized().tolist() == [[(code - zero) / 2 for code in column]]
 
 
-def test_awq_columns_by_hand(tmp_path):
+def test_awq_columns_by_hand(tmp_path: Path) -> None:
     """Eight rows of the output in one word: rows 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits."""
     tensors = {
         "qweight": torch.tensor([[0x75316420]] * 8, dtype=torch.int32),
@@ -184,7 +191,7 @@ def test_awq_columns_by_hand(tmp_path):
     assert found.dequantized()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-def test_compressed_codes_by_hand(tmp_path):
+def test_compressed_codes_by_hand(tmp_path: Path) -> None:
     """pack_to_int32 adds 8: -8 is 0, 7 is 15."""
     tensors = {
         "weight_packed": torch.tensor([[0x7654_0F8F - (0 << 32)]], dtype=torch.int32),
@@ -196,7 +203,9 @@ def test_compressed_codes_by_hand(tmp_path):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("shape", [(40, 64), (1040, 96)])
-def test_values_are_those_that_were_packed(tmp_path, name, shape):
+def test_values_are_those_that_were_packed(
+    tmp_path: Path, name: str, shape: tuple[int, int]
+) -> None:
     torch.manual_seed(3)
     pack, _, form, bound = FORMATS[name]
     weight = torch.randn(shape)
@@ -207,7 +216,9 @@ def test_values_are_those_that_were_packed(tmp_path, name, shape):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_model_computes_with_the_values_of_its_codes(qwen3, tmp_path, name):
+def test_a_model_computes_with_the_values_of_its_codes(
+    qwen3: Reference, tmp_path: Path, name: str
+) -> None:
     quantized, plain = quantized_model(tmp_path, qwen3.folder, name)
     tokens = random_prompt(30)
     ours, theirs = ModelStory(quantized), ModelStory(plain)
@@ -217,7 +228,9 @@ def test_a_model_computes_with_the_values_of_its_codes(qwen3, tmp_path, name):
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-moe"])
-def test_experts_and_latents_are_read_in_fp8_blocks(references, tmp_path, family):
+def test_experts_and_latents_are_read_in_fp8_blocks(
+    references: Callable[[str], Reference], tmp_path: Path, family: str
+) -> None:
     quantized, plain = quantized_model(tmp_path, references(family).folder, "fp8-blocks")
     tokens = random_prompt(20)
     ours, theirs = ModelStory(quantized), ModelStory(plain)
@@ -226,7 +239,9 @@ def test_experts_and_latents_are_read_in_fp8_blocks(references, tmp_path, family
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_plain_or_differing_modules_are_multiplied_one_by_one(qwen3, tmp_path):
+def test_plain_or_differing_modules_are_multiplied_one_by_one(
+    qwen3: Reference, tmp_path: Path
+) -> None:
     quantized, plain = quantized_model(tmp_path, qwen3.folder, "gptq-act-order")
     tensors = load_file(quantized / "model.safetensors")
     base = "model.layers.1.self_attn."
@@ -273,19 +288,21 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "change", "said"), BAD, ids=[f"{b[0]}-{b[2]}" for b in BAD])
-def test_what_contradicts_the_form_is_named(tmp_path, name, change, said):
+def test_what_contradicts_the_form_is_named(
+    tmp_path: Path, name: str, change: Callable[..., object], said: str
+) -> None:
     shards = stored(tmp_path, spoiled(name, change))
     with pytest.raises(ModelError, match=rf"model\.safetensors.*{said}|tensor m\.{said}"):
         read_quantized(shards, FORMATS[name][2], "m", 32, 64)
 
 
-def test_columns_that_no_word_holds_are_refused(tmp_path):
+def test_columns_that_no_word_holds_are_refused(tmp_path: Path) -> None:
     shards = stored(tmp_path, {"qweight": torch.zeros(8, 4, dtype=torch.int32)})
     with pytest.raises(ModelError, match=r"\[32, 60\].* cannot be"):
         read_quantized(shards, StoredQuantization("gptq", 4, 20), "m", 32, 60)
 
 
-def test_a_folder_with_a_wrong_scale_is_refused_at_load(qwen3, tmp_path):
+def test_a_folder_with_a_wrong_scale_is_refused_at_load(qwen3: Reference, tmp_path: Path) -> None:
     quantized, _ = quantized_model(tmp_path, qwen3.folder, "awq")
     tensors = load_file(quantized / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.scales"

@@ -1,5 +1,7 @@
 """The emitted vectors against the same sums one by one, in float32 and in their order."""
 
+from __future__ import annotations
+
 import numba
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ def in_order(left, right):
 
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("vectors", [1, 2, 4])
-def test_scores_are_those_of_a_packed_product(queries, vectors):
+def test_scores_are_those_of_a_packed_product(queries: int, vectors: int) -> None:
     torch.manual_seed(queries)
     query, keys = torch.randn(queries, 32 * vectors), torch.randn(16, 32 * vectors)
     query, keys = query.bfloat16(), keys.bfloat16()
@@ -60,7 +62,7 @@ def test_scores_are_those_of_a_packed_product(queries, vectors):
 
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 15, 16])
-def test_mixed_values_are_those_of_a_packed_product(queries, tokens):
+def test_mixed_values_are_those_of_a_packed_product(queries: int, tokens: int) -> None:
     """What follows the last token is not read as a number."""
     torch.manual_seed(tokens)
     weights = torch.zeros(queries, 16).bfloat16()
@@ -79,7 +81,7 @@ def test_mixed_values_are_those_of_a_packed_product(queries, tokens):
 
 
 @pytest.mark.parametrize("queries", QUERIES)
-def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(queries):
+def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(queries: int) -> None:
     torch.manual_seed(queries)
     rows, tile = torch.randn(queries, 64).bfloat16(), torch.randn(16, 64).bfloat16()
     weights, nothing = torch.rand(queries, 16).bfloat16(), torch.zeros(64).bfloat16()
@@ -96,7 +98,7 @@ def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(queries):
         assert found[0].any() and all(torch.equal(found[0], each) for each in found)
 
 
-def test_sums_go_on_from_tile_to_tile():
+def test_sums_go_on_from_tile_to_tile() -> None:
     torch.manual_seed(0)
     weights, values = torch.rand(2, 32).bfloat16(), torch.randn(32, 64).bfloat16()
     nothing, sums = torch.zeros(64).bfloat16(), torch.zeros(2, 64)

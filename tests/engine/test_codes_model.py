@@ -1,6 +1,10 @@
 """Whole models over eight-bit pools: the same tokens however a sequence is computed."""
 
+from __future__ import annotations
+
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from baton.runtime.errors import ConfigError
 from tests.support.decoder_probe import parts_of
 from tests.support.eagle3_heads import HeadShape, ReferenceHead, save_head
 from tests.support.model_story import ModelStory, greedy_slice, random_prompt
+from tests.support.small_models import Reference
 
 STEPS = 12
 SHAPE = {
@@ -30,17 +35,17 @@ SHAPE = {
 
 
 @pytest.fixture(params=["int8", pytest.param("fp8_e4m3", marks=pytest.mark.nightly)])
-def kv_dtype(request):
+def kv_dtype(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shaped_model(tmp_path_factory.mktemp("bf16"), heads=4, kv_heads=2, **SHAPE)
 
 
 @pytest.fixture(scope="module")
-def drafts(tmp_path_factory):
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     """By name: the options of a draft of two KV heads, of three, and of an EAGLE-3 head."""
     shape = HeadShape(SHAPE["vocab"], SHAPE["hidden"], (0, 1, 2))
     head = save_head(ReferenceHead(shape), tmp_path_factory.mktemp("head"), "speculators")
@@ -72,7 +77,9 @@ def error(found, expected):
     "how",
     [pytest.param(how, marks=[] if how == "bfloat16" else pytest.mark.nightly) for how in HOWS],
 )
-def test_whole_chunked_cached_and_scattered_give_the_same_tokens(folder, kv_dtype, how):
+def test_whole_chunked_cached_and_scattered_give_the_same_tokens(
+    folder: Path, kv_dtype: str, how: str
+) -> None:
     # In bfloat16 a row may be rounded to the next code where its chunk is cut elsewhere: of eight
     # prompts one has two tokens so nearly alike that this decides (seed 4, over FP8 codes).
     prompt = random_prompt(70, seed=5, vocab=4000)
@@ -89,7 +96,9 @@ def test_whole_chunked_cached_and_scattered_give_the_same_tokens(folder, kv_dtyp
 
 
 @pytest.mark.nightly
-def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(folder, kv_dtype):
+def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(
+    folder: Path, kv_dtype: str
+) -> None:
     prompt = random_prompt(70, seed=4, vocab=4000)
     reported = ModelStory(folder, kv_dtype=kv_dtype, **HOWS["deterministic"])
     (whole,) = reported.logits(Slice(prompt, 0, reported.blocks(70)))
@@ -105,7 +114,9 @@ def test_a_sequence_is_the_same_bits_where_the_mode_promises_it(folder, kv_dtype
 @pytest.mark.parametrize(
     "how", ["bfloat16", pytest.param("deterministic", marks=pytest.mark.nightly)]
 )
-def test_a_draft_in_the_same_blocks_changes_no_bit(folder, drafts, kv_dtype, how, draft):
+def test_a_draft_in_the_same_blocks_changes_no_bit(
+    folder: Path, drafts: dict[str, dict[str, object]], kv_dtype: str, how: str, draft: str
+) -> None:
     """Of chunks, of decode rows and of what is written; the draft's KV is no number."""
     prompt, found = random_prompt(70, seed=4, vocab=4000), []
     for given in ({}, drafts[draft]):
@@ -123,7 +134,9 @@ def test_a_draft_in_the_same_blocks_changes_no_bit(folder, drafts, kv_dtype, how
     assert torch.equal(found[0][1][:4], found[1][1][:4])
 
 
-def test_eight_bit_latents_give_the_same_tokens_on_all_paths(references, kv_dtype):
+def test_eight_bit_latents_give_the_same_tokens_on_all_paths(
+    references: Callable[[str], Reference], kv_dtype: str
+) -> None:
     """Chunks that are expanded and chunks that are not, and rows that decode, over one pool."""
     prompt, folder = random_prompt(70, seed=5), references("deepseek-v3").folder
     reported = ModelStory(folder, kv_dtype=kv_dtype)
@@ -141,7 +154,9 @@ SEEN = {"qwen3": (0.015, 0.067), "gemma2": (0.0057, 0.027), "mistral": (0.032, 0
 
 
 @pytest.mark.parametrize("name", list(SEEN))
-def test_logits_are_close_to_those_of_plain_kv(references, kv_dtype, name):
+def test_logits_are_close_to_those_of_plain_kv(
+    references: Callable[[str], Reference], kv_dtype: str, name: str
+) -> None:
     """Windows, soft caps and groups of a whole model; the bounds are half and twice of what
     was seen, of int8 and of FP8."""
     prompt, found = random_prompt(60, seed=2), []
@@ -152,7 +167,7 @@ def test_logits_are_close_to_those_of_plain_kv(references, kv_dtype, name):
     assert seen / 2 < error(found[1], found[0]) < 2 * seen
 
 
-def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
+def test_compiled_and_plain_torch_compute_the_same(folder: Path, kv_dtype: str) -> None:
     """But for a number in the middle between two codes, which either may round its own way."""
     tokens, table = random.Random(5).choices(range(4000), k=50), list(range(4))
     found, codes = [], []
@@ -167,7 +182,7 @@ def test_compiled_and_plain_torch_compute_the_same(folder, kv_dtype):
     assert error(*found) < 1e-4
 
 
-def test_float16_takes_torch(folder, kv_dtype):
+def test_float16_takes_torch(folder: Path, kv_dtype: str) -> None:
     """The compiled kernels write no codes of float16 rows."""
     tokens, found = random.Random(5).choices(range(4000), k=40), []
     for dtype in ("float16", "float32"):
@@ -177,14 +192,16 @@ def test_float16_takes_torch(folder, kv_dtype):
     assert error(*found) < 0.02
 
 
-def test_without_numba_torch_serves(folder, kv_dtype, monkeypatch):
+def test_without_numba_torch_serves(
+    folder: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_kernels, "find_spec", lambda name: None)
     runner = build_runner(folder, EngineOptions(blocks=8, kv_dtype=kv_dtype))
     assert type(parts_of(runner.decoder).attention) is TorchAttention
     assert runner.all_logits(StepBatch((Slice([1, 2, 3], 0, [0]),)))[0].isfinite().all()
 
 
-def test_kv_that_is_no_number_breaks_its_sequence_alone(folder, kv_dtype):
+def test_kv_that_is_no_number_breaks_its_sequence_alone(folder: Path, kv_dtype: str) -> None:
     reported = ModelStory(folder, block_size=16, kv_dtype=kv_dtype, dtype="bfloat16")
     good, bad = reported.blocks(40), reported.blocks(40)
     prompt = random_prompt(30, seed=1, vocab=4000)
@@ -196,7 +213,7 @@ def test_kv_that_is_no_number_breaks_its_sequence_alone(folder, kv_dtype):
     assert result.broken == {0} and [len(drawn) for drawn in result.drawn] == [0, 1]
 
 
-def test_memory_is_shown_with_what_the_pool_holds(folder, kv_dtype):
+def test_memory_is_shown_with_what_the_pool_holds(folder: Path, kv_dtype: str) -> None:
     plain, small = (
         build_runner(folder, EngineOptions(blocks=8, kv_dtype=kind)).memory
         for kind in ("auto", kv_dtype)
@@ -207,13 +224,13 @@ def test_memory_is_shown_with_what_the_pool_holds(folder, kv_dtype):
     assert sized.blocks * sized.block_bytes <= 0.01 * sized.free_bytes
 
 
-async def test_an_engine_names_its_kind(folder, kv_dtype):
+async def test_an_engine_names_its_kind(folder: Path, kv_dtype: str) -> None:
     engine = build_engine(folder, EngineOptions(blocks=8, kv_dtype=kv_dtype))
     assert engine.dtype_name == f"{kv_dtype} of bfloat16"
     await engine.close()
 
 
-def test_what_is_refused(folder, references):
+def test_what_is_refused(folder: Path, references: Callable[[str], Reference]) -> None:
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is 'int4': give auto or one of int8"):
         build_runner(folder, EngineOptions(blocks=8, kv_dtype="int4"))
     latent = references("deepseek-v2").folder

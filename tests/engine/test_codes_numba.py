@@ -1,5 +1,7 @@
 """The compiled codes are those of plain torch, bit for bit, and touch nothing else."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,18 +10,18 @@ import torch
 
 from baton.engine.cpu.kv_quant_numba import Slabs, decode_row
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import FP8_E4M3, INT8, MIN_MAGNITUDE
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, MIN_MAGNITUDE, KvQuant
 
 HEADS, LAYERS, SIZE, BLOCKS = 3, 2, 8, 20
 
 
 @pytest.fixture(params=[INT8, FP8_E4M3], ids=["int8", "fp8"])
-def codes(request):
+def codes(request: pytest.FixtureRequest) -> KvQuant:
     return request.param
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def dtype(request):
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
@@ -40,14 +42,14 @@ def both(codes, dtype, kv):
 
 @pytest.mark.parametrize("dim", [4, 20, 64])
 @pytest.mark.parametrize("rows", [1, 2, 100])
-def test_rows_of_all_magnitudes(codes, dtype, rows, dim):
+def test_rows_of_all_magnitudes(codes: KvQuant, dtype: torch.dtype, rows: int, dim: int) -> None:
     torch.manual_seed(rows)
     kv = torch.randn(rows, HEADS, 2, dim) * torch.logspace(30, -32, rows)[:, None, None, None]
     by_torch, compiled = both(codes, dtype, kv)
     assert torch.equal(by_torch, compiled) and compiled.any()
 
 
-def test_ties_and_small_parts_of_a_row(codes, dtype):
+def test_ties_and_small_parts_of_a_row(codes: KvQuant, dtype: torch.dtype) -> None:
     """Halves, quarters and so on of the greatest, where the nearest of two codes is a tie."""
     kv = torch.zeros(60, HEADS, 2, 64)
     kv[..., 0] = torch.linspace(1, 500, 60)[:, None, None]
@@ -59,7 +61,7 @@ def test_ties_and_small_parts_of_a_row(codes, dtype):
     assert torch.equal(*both(codes, dtype, whole))
 
 
-def test_rows_that_have_no_codes(codes, dtype):
+def test_rows_that_have_no_codes(codes: KvQuant, dtype: torch.dtype) -> None:
     kv = torch.randn(6, HEADS, 2, 16)
     kv[0], kv[1] = 0, MIN_MAGNITUDE / 2
     kv[2, 1, 0, 3], kv[3, 0, 1, 15], kv[4, 2, 1, 0] = torch.nan, torch.inf, -torch.inf
@@ -70,7 +72,7 @@ def test_rows_that_have_no_codes(codes, dtype):
     assert int(pool.scales.isnan().sum()) == 3
 
 
-def test_every_code_is_read_as_torch_reads_it(codes):
+def test_every_code_is_read_as_torch_reads_it(codes: KvQuant) -> None:
     all_codes, words = torch.arange(256, dtype=torch.uint8), np.empty(256, dtype=np.uint32)
     for scale in (1.0, 0.37, 2.0**-90, 2.0**100):
         decode_row(all_codes.numpy(), np.float32(scale), codes is FP8_E4M3, words)
@@ -80,7 +82,7 @@ def test_every_code_is_read_as_torch_reads_it(codes):
         assert torch.equal(found[there], expected[there]) and there.sum() >= 254
 
 
-def test_a_row_without_codes_is_read_as_no_number(codes):
+def test_a_row_without_codes_is_read_as_no_number(codes: KvQuant) -> None:
     words = np.empty(8, dtype=np.uint32)
     decode_row(np.zeros(8, dtype=np.uint8), np.float32(np.nan), codes is FP8_E4M3, words)
     assert np.isnan(words.view(np.float32)).all()

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -37,13 +39,13 @@ def _fill(out):
         out[place] = place + 1
 
 
-def test_a_parallel_function_does_all_of_its_loop():
+def test_a_parallel_function_does_all_of_its_loop() -> None:
     out = np.zeros(100)
     compiled(_fill, parallel=True)(out)
     assert out.tolist() == list(range(1, 101))
 
 
-def test_without_a_safe_layer_it_is_serial(monkeypatch):
+def test_without_a_safe_layer_it_is_serial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SAFE_LAYERS", ("numba.no_such_layer",))
     function = compiled(_fill, parallel=True)
     assert not function.targetoptions["parallel"]
@@ -52,7 +54,9 @@ def test_without_a_safe_layer_it_is_serial(monkeypatch):
     assert out.tolist() == [1, 2, 3]
 
 
-def test_without_a_cache_folder_it_is_compiled_all_the_same(monkeypatch):
+def test_without_a_cache_folder_it_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(function):
         raise RuntimeError("cannot cache function: no locator available")
 
@@ -62,7 +66,7 @@ def test_without_a_cache_folder_it_is_compiled_all_the_same(monkeypatch):
     assert out.tolist() == [1, 2]
 
 
-def test_infinities_keep_their_meaning():
+def test_infinities_keep_their_meaning() -> None:
     def least(out):
         out[0] = min(out[0], -np.inf)
 
@@ -71,7 +75,7 @@ def test_infinities_keep_their_meaning():
     assert out[0] == -np.inf
 
 
-def test_a_part_keeps_its_roundings_for_every_first_caller():
+def test_a_part_keeps_its_roundings_for_every_first_caller() -> None:
     @inner
     def rounded(x, large):
         return (x + large) - large  # fast math makes x of it
@@ -85,13 +89,13 @@ def test_a_part_keeps_its_roundings_for_every_first_caller():
         assert out[0] == 0, f"strict={strict}"
 
 
-def test_every_function_of_the_engine_says_its_own_math():
+def test_every_function_of_the_engine_says_its_own_math() -> None:
     engine = Path(module.__file__).parents[1]
     own = {path.name for path in engine.rglob("*.py") if "njit" in path.read_text()}
     assert own == {"compiled.py"}
 
 
-def test_threads_are_those_of_torch(monkeypatch):
+def test_threads_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     take_threads()
     assert numba.get_num_threads() == 1
@@ -101,7 +105,7 @@ def test_threads_are_those_of_torch(monkeypatch):
 
 
 @pytest.mark.nightly
-def test_numbas_start_leaves_torch_its_threads():
+def test_numbas_start_leaves_torch_its_threads() -> None:
     """Else matrices are measured, and oneDNN's kernels kept, for another number than steps have."""
     text = (
         "import torch; torch.set_num_threads(1); torch.get_num_threads(); "
@@ -119,7 +123,7 @@ def test_numbas_start_leaves_torch_its_threads():
     assert done.stdout.split() == ["1", "2"], done.stderr
 
 
-def test_an_array_lives_until_it_is_no_longer_kept():
+def test_an_array_lives_until_it_is_no_longer_kept() -> None:
     @numba.njit
     def addresses(size):
         one = np.empty(size)
@@ -137,7 +141,7 @@ def test_an_array_lives_until_it_is_no_longer_kept():
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
-def test_kernels_use_no_memory_that_they_freed():
+def test_kernels_use_no_memory_that_they_freed() -> None:
     """With this setting memory that is freed is unmapped, and a use of it ends the process."""
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4096"}
     command = [sys.executable, "-P", "-c", KERNELS]
@@ -147,7 +151,9 @@ def test_kernels_use_no_memory_that_they_freed():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_change_in_any_compiled_source_asks_for_another_folder(tmp_path, monkeypatch):
+def test_a_change_in_any_compiled_source_asks_for_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "kernel.py").write_text("import numba")
     (tmp_path / "part.py").write_text("from llvmlite import ir")
     (tmp_path / "plain.py").write_text("import torch")
@@ -163,7 +169,7 @@ def test_a_change_in_any_compiled_source_asks_for_another_folder(tmp_path, monke
 
 
 @pytest.mark.nightly
-def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path):
+def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path: Path) -> None:
     say = "import numba; import baton.engine.cpu.compiled; print(numba.config.CACHE_DIR)"
 
     def reported(**changes):
@@ -177,7 +183,7 @@ def test_code_is_kept_in_that_folder_unless_the_user_names_one(tmp_path):
     assert reported(NUMBA_CACHE_DIR=str(own)).startswith(f"{own}/kernels-")
 
 
-def test_a_user_without_a_home_gets_kernels_without_a_cache():
+def test_a_user_without_a_home_gets_kernels_without_a_cache() -> None:
     say = """if True:
         import pwd
         def unknown(user): raise KeyError(user)

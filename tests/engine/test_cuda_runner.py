@@ -1,5 +1,7 @@
 """Steps as graphs, on a CPU: the same code over a device that captures nothing."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -21,13 +23,14 @@ from tests.support.cuda_runner_pair import (
     BLOCKS,
     GREEDY,
     RULES,
+    RunnerPair,
     decode,
     same,
 )
 from tests.support.graph_buffers import limit_entries
 
 
-def test_a_batch_takes_the_smallest_bucket_that_holds_it(pair):
+def test_a_batch_takes_the_smallest_bucket_that_holds_it(pair: RunnerPair) -> None:
     assert BUCKETS[:6] == (1, 2, 4, 8, 16, 24) and BUCKETS[-1] == 256
     assert pair.graphs.buckets == (1, 2, 4, 8, 16)
     assert [pair.graphs.bucket(rows) for rows in (1, 2, 3, 5, 9, 16)] == [1, 2, 4, 8, 16, 16]
@@ -36,7 +39,7 @@ def test_a_batch_takes_the_smallest_bucket_that_holds_it(pair):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5])
-def test_decode_steps_equal_those_without_graphs(pair, rows):
+def test_decode_steps_equal_those_without_graphs(pair: RunnerPair, rows: int) -> None:
     lengths = [9, 30, 2, 16, 7][:rows]
     blocks = [pair.prompt(length, length) for length in lengths]
     tokens = [5] * rows
@@ -49,7 +52,7 @@ def test_decode_steps_equal_those_without_graphs(pair, rows):
     assert pair.device.replayed == 6
 
 
-def test_draws_follow_the_rules_of_their_row(pair):
+def test_draws_follow_the_rules_of_their_row(pair: RunnerPair) -> None:
     rules = [
         GREEDY,
         SamplingParams(temperature=1.4, seed=1),
@@ -63,7 +66,7 @@ def test_draws_follow_the_rules_of_their_row(pair):
     assert pair.device.replayed == 3
 
 
-def test_a_token_is_fed_on_the_device_before_its_step_is_over(pair):
+def test_a_token_is_fed_on_the_device_before_its_step_is_over(pair: RunnerPair) -> None:
     """The second step is started with neither its tokens nor the first one's result known."""
     one, two = pair.prompt(5, 1), pair.prompt(12, 2)
     first = pair.runner.start(StepBatch((decode(3, 5, one), decode(4, 12, two))))
@@ -76,7 +79,7 @@ def test_a_token_is_fed_on_the_device_before_its_step_is_over(pair):
     assert second.drawn == pair.plain.run(StepBatch(swapped)).drawn
 
 
-def test_padding_writes_into_the_spare_block_alone(pair):
+def test_padding_writes_into_the_spare_block_alone(pair: RunnerPair) -> None:
     blocks = pair.prompt(5, 1)
     pool = pair.runner.pool.tensor
     pool[BLOCKS] = float("nan")
@@ -88,7 +91,7 @@ def test_padding_writes_into_the_spare_block_alone(pair):
     assert pair.runner.pool.bytes_view().shape[0] == BLOCKS
 
 
-def test_block_tables_are_sent_when_they_change(pair):
+def test_block_tables_are_sent_when_they_change(pair: RunnerPair) -> None:
     one, two = pair.prompt(5, 1), pair.prompt(6, 2)
     pair.both(decode(3, 5, one))
     pair.both(decode(3, 6, two))
@@ -96,7 +99,7 @@ def test_block_tables_are_sent_when_they_change(pair):
     pair.both(decode(3, 7, two), decode(9, 7, one))
 
 
-def test_what_a_graph_cannot_do_runs_eagerly(pair):
+def test_what_a_graph_cannot_do_runs_eagerly(pair: RunnerPair) -> None:
     blocks, more = pair.prompt(6, 1), pair.prompt(6, 2)
     pair.both(Slice([1, 2], 6, blocks, (Draw(0, 8, GREEDY),)))  # a chunk
     scored = Scoring([5], 2)
@@ -107,7 +110,7 @@ def test_what_a_graph_cannot_do_runs_eagerly(pair):
     assert pair.device.replayed == 0
 
 
-def test_feeds_cross_between_eager_and_graph_steps(pair):
+def test_feeds_cross_between_eager_and_graph_steps(pair: RunnerPair) -> None:
     blocks = pair.prompt(6, 1)
     pair.both(Slice([1, 2], 6, blocks, (Draw(0, 8, GREEDY),)))
     pair.both(decode(0, 8, blocks, feed=0))  # a graph, fed by a chunk
@@ -115,7 +118,7 @@ def test_feeds_cross_between_eager_and_graph_steps(pair):
     assert pair.device.replayed == 1
 
 
-def test_adjusted_draws_and_logprobs_stay_in_the_graph(pair):
+def test_adjusted_draws_and_logprobs_stay_in_the_graph(pair: RunnerPair) -> None:
     """Beside a row that asks for nothing; steps ahead count the token that is not known yet."""
     blocks = [pair.prompt(6, row) for row in range(5)]
     texts = [Text(PromptTokens([3, 5, 3, 60 + row]), [8, 3]) for row in range(5)]
@@ -137,7 +140,7 @@ def test_adjusted_draws_and_logprobs_stay_in_the_graph(pair):
     assert pair.device.replayed == 3
 
 
-def test_a_barred_token_is_not_drawn_and_breaks_nothing(pair):
+def test_a_barred_token_is_not_drawn_and_breaks_nothing(pair: RunnerPair) -> None:
     blocks = pair.prompt(6, 1)
     best = pair.both(decode(3, 6, blocks)).drawn[0][0].token
     barred = SamplingParams(temperature=0.0, min_tokens=2, barred=(best,), top_logprobs=5).at(0)
@@ -147,7 +150,7 @@ def test_a_barred_token_is_not_drawn_and_breaks_nothing(pair):
     assert pair.device.replayed == 3
 
 
-def test_adjustments_beyond_the_room_of_a_graph_run_eagerly(pair):
+def test_adjustments_beyond_the_room_of_a_graph_run_eagerly(pair: RunnerPair) -> None:
     blocks = pair.prompt(6, 1)
     limit_entries(pair.graphs, 5)
     few = SamplingParams(temperature=0.0, logit_bias=tuple((token, 1.0) for token in range(3)))
@@ -158,14 +161,14 @@ def test_adjustments_beyond_the_room_of_a_graph_run_eagerly(pair):
     assert pair.device.replayed == 1
 
 
-def test_a_bias_of_an_unknown_token_is_refused_alone(pair):
+def test_a_bias_of_an_unknown_token_is_refused_alone(pair: RunnerPair) -> None:
     blocks, more = pair.prompt(6, 1), pair.prompt(6, 2)
     wrong = SamplingParams(temperature=0.0, logit_bias=((1 << 20, 1.0),))
     result = pair.both(decode(3, 6, blocks, wrong), decode(3, 6, more))
     assert result.broken == {0} and result.drawn[1]
 
 
-def test_a_broken_row_harms_no_other(pair):
+def test_a_broken_row_harms_no_other(pair: RunnerPair) -> None:
     good, bad = pair.prompt(6, 1), pair.prompt(6, 2)
     for runner in (pair.runner, pair.plain):
         runner.pool.tensor[bad[0], 0, 1, 1, 0] = float("inf")
@@ -175,7 +178,7 @@ def test_a_broken_row_harms_no_other(pair):
 
 
 @pytest.mark.parametrize("feed", [1, 2, -1])
-def test_a_feed_from_a_slice_that_drew_nothing_is_refused(pair, feed):
+def test_a_feed_from_a_slice_that_drew_nothing_is_refused(pair: RunnerPair, feed: int) -> None:
     blocks = pair.prompt(6, 1)
     pair.runner.run(StepBatch((decode(3, 6, blocks), Slice([3], 6, pair.prompt(6, 2)))))
     with pytest.raises(EngineError, match=f"slice {feed} of the previous step drew no token"):
@@ -183,7 +186,7 @@ def test_a_feed_from_a_slice_that_drew_nothing_is_refused(pair, feed):
     assert pair.device.replayed == 1
 
 
-def test_bounds_are_checked_before_anything_is_queued(pair):
+def test_bounds_are_checked_before_anything_is_queued(pair: RunnerPair) -> None:
     blocks = pair.prompt(6, 1)
     for wrong in (decode(199, 6, blocks), decode(1, 6, [BLOCKS]), decode(1, 99, blocks)):
         with pytest.raises(EngineError):
@@ -191,7 +194,7 @@ def test_bounds_are_checked_before_anything_is_queued(pair):
     assert pair.device.replayed == 0
 
 
-def test_results_outlive_the_memory_they_came_from(pair):
+def test_results_outlive_the_memory_they_came_from(pair: RunnerPair) -> None:
     blocks = pair.prompt(6, 1)
     begun = pair.runner.start(StepBatch((decode(3, 6, blocks),)))
     kept = begun.result()
@@ -201,7 +204,9 @@ def test_results_outlive_the_memory_they_came_from(pair):
 
 
 @pytest.mark.parametrize("captured", [True, False])
-def test_after_a_step_that_failed_only_its_own_slices_are_lost(pair, captured):
+def test_after_a_step_that_failed_only_its_own_slices_are_lost(
+    pair: RunnerPair, captured: bool
+) -> None:
     """What it feeds is token 0, never a token of the step before it: that one's slices were
     others. A slice that it does not feed is computed as ever."""
     runner = pair.runner if captured else pair.plain
@@ -218,7 +223,7 @@ def test_after_a_step_that_failed_only_its_own_slices_are_lost(pair, captured):
         runner.run(StepBatch((decode(0, 8, lost, feed=1),)))  # of the step that was refused
 
 
-def test_a_fed_draw_has_the_token_in_its_history():
+def test_a_fed_draw_has_the_token_in_its_history() -> None:
     """So that penalties count it; draws without a history get none."""
     counted = SamplingParams(frequency_penalty=0.5)
     draws = (Draw(0, 3, counted, history_of([4, 5], 1)), Draw(1, 3, SamplingParams()))
@@ -228,12 +233,12 @@ def test_a_fed_draw_has_the_token_in_its_history():
     assert item.draws[0].history.prompt_tokens == 1 and item.tokens == (7,)
 
 
-def test_a_step_that_failed_has_no_results():
+def test_a_step_that_failed_has_no_results() -> None:
     result = failed_result(StepBatch((Slice([1], 0, [0]), Slice([2], 0, [1]))))
     assert result.drawn == ((), ()) and set(result.failed) == {0, 1}
 
 
-def test_fed_needs_a_draw_to_feed_from():
+def test_fed_needs_a_draw_to_feed_from() -> None:
     batch = StepBatch((Slice([0], 1, [0], feed=0),))
     with pytest.raises(EngineError, match="drew no token"):
         resolve_feeds(batch, None)

@@ -1,5 +1,7 @@
 """Steps of graphs that verify proposals or have masks, on a device that captures nothing."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from baton.runtime.sampling import SamplingParams
 from tests.support.cuda_runner_pair import (
     GREEDY,
     RULES,
+    RunnerPair,
     decode,
 )
 from tests.support.decoder_probe import parts_of
@@ -22,7 +25,7 @@ def verify(tokens, start, blocks, params=GREEDY, text=None):
     return with_proposals(Slice(tokens[:1], start, blocks, draws), tokens[1:])
 
 
-def test_proposals_are_verified_in_the_graph(pair):
+def test_proposals_are_verified_in_the_graph(pair: RunnerPair) -> None:
     """Beside plain rows, with penalties and logprobs; the bucket is that of the rows."""
     blocks = [pair.prompt(6, row) for row in range(3)]
     text = Text(PromptTokens([3, 5, 3]), [8, 3])
@@ -41,7 +44,7 @@ def test_proposals_are_verified_in_the_graph(pair):
     assert pair.device.replayed == 3
 
 
-def test_steps_of_a_graph_that_verify_break_at_the_known_token(pair):
+def test_steps_of_a_graph_that_verify_break_at_the_known_token(pair: RunnerPair) -> None:
     good, bad = pair.prompt(6, 1), pair.prompt(6, 2)
     wanted = pair.both(decode(3, 6, good)).drawn[0]
     for runner in (pair.runner.eager, pair.plain):
@@ -51,7 +54,7 @@ def test_steps_of_a_graph_that_verify_break_at_the_known_token(pair):
     assert result.drawn[0] == wanted and result.broken == {1}
 
 
-def test_what_follows_a_step_that_verified_is_not_fed(pair):
+def test_what_follows_a_step_that_verified_is_not_fed(pair: RunnerPair) -> None:
     blocks, more = pair.prompt(6, 1), pair.prompt(6, 2)
     pair.both(verify([3, 4], 6, blocks), decode(5, 6, more))
     pair.both(decode(0, 7, more, feed=1))  # its row is the third
@@ -75,7 +78,7 @@ class Divisible:
         return Divisible(self.step, (*self.read, *tokens))
 
 
-def test_masked_draws_stay_in_the_graph(pair):
+def test_masked_draws_stay_in_the_graph(pair: RunnerPair) -> None:
     """Beside plain rows, with biases and logprobs; the next step has no mask left."""
     blocks = [pair.prompt(6, row) for row in range(5)]
     rules = [GREEDY, RULES[2], RULES[2], SamplingParams(temperature=1.3, seed=4), GREEDY]
@@ -92,14 +95,14 @@ def test_masked_draws_stay_in_the_graph(pair):
     assert pair.device.replayed == 3
 
 
-def test_a_mask_is_awaited_after_its_own_decoder_is_queued(pair):
+def test_a_mask_is_awaited_after_its_own_decoder_is_queued(pair: RunnerPair) -> None:
     blocks, mask, seen = pair.prompt(6, 1), Divisible(7), []
     pair.device.on_replay = lambda: seen.append(mask.asked)
     pair.runner.start(StepBatch((Slice([3], 6, blocks, (Draw(0, 7, GREEDY, None, mask),)),)))
     assert seen == [0, 1]  # the decoder, and the draw
 
 
-def test_a_fed_row_has_the_mask_after_the_fed_token(pair):
+def test_a_fed_row_has_the_mask_after_the_fed_token(pair: RunnerPair) -> None:
     """The decoder of the second step is queued before the first one's result is read."""
     one, two = pair.prompt(5, 1), pair.prompt(12, 2)
     masks = Divisible(7), Divisible(11)
@@ -118,7 +121,7 @@ def test_a_fed_row_has_the_mask_after_the_fed_token(pair):
     assert pair.device.replayed == 2
 
 
-def test_proposals_are_verified_under_their_masks(pair):
+def test_proposals_are_verified_under_their_masks(pair: RunnerPair) -> None:
     blocks, mask = pair.prompt(6, 1), Divisible(7)
     first = pair.both(Slice([3], 6, blocks, (Draw(0, 7, GREEDY, None, mask),))).drawn[0][0].token
     draws = tuple(Draw(0, 7 + row, GREEDY, None, mask) for row in range(3))

@@ -1,5 +1,8 @@
 """Top-k, top-p and min-p held against their definitions, in torch and compiled."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -98,7 +101,7 @@ def judge(scaled, lowest, params):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("params", RULES, ids=str)
-def test_cutoffs_are_those_of_the_definitions(backend, params):
+def test_cutoffs_are_those_of_the_definitions(backend: str, params: SamplingParams) -> None:
     for name, logits in distributions().items():
         scaled = logits * torch.tensor(1 / params.temperature)
         if not scaled.sum().isfinite() and name != "nearly all excluded":
@@ -110,7 +113,7 @@ def test_cutoffs_are_those_of_the_definitions(backend, params):
 
 
 @pytest.mark.parametrize("params", RULES, ids=str)
-def test_both_backends_cut_alike(params):
+def test_both_backends_cut_alike(params: SamplingParams) -> None:
     for name, logits in distributions().items():
         scaled = logits * torch.tensor(1 / params.temperature)
         if not scaled.sum().isfinite():
@@ -119,7 +122,7 @@ def test_both_backends_cut_alike(params):
         assert abs(one - two) <= 1 + len(set(logits.tolist())) * 0.001, name
 
 
-def test_compiled_draws_are_the_highest_sums():
+def test_compiled_draws_are_the_highest_sums() -> None:
     """Every draw is the best sum of logit and noise among what is kept, noise made for all."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(len(RULES) * 30, 4500, generator=generator) * 2
@@ -139,7 +142,7 @@ def test_compiled_draws_are_the_highest_sums():
     assert (together != tokens).sum() <= 1  # a near tie, at most
 
 
-def test_a_compiled_draw_depends_on_its_row_alone():
+def test_a_compiled_draw_depends_on_its_row_alone() -> None:
     """Bit for bit: any batch, any slot, any number of threads."""
     logits = torch.randn(len(RULES), 3000, generator=torch.Generator().manual_seed(5)) * 3
     draws = [Draw(0, row, replace(each, seed=row)) for row, each in enumerate(RULES)]
@@ -158,7 +161,7 @@ def test_a_compiled_draw_depends_on_its_row_alone():
 
 
 @pytest.mark.parametrize("draw", [torch_draw, compiled_draw], ids=BACKENDS)
-def test_equal_logits_are_drawn_evenly(draw):
+def test_equal_logits_are_drawn_evenly(draw: Callable[..., torch.Tensor]) -> None:
     logits = torch.zeros(1000, 8)
     draws = [Draw(0, at, SamplingParams(top_k=3, top_p=0.99, seed=1)) for at in range(1000)]
     counts = torch.bincount(draw(logits, draws), minlength=8)

@@ -1,6 +1,8 @@
 """How a decode step's jobs are cut into parts, and that the parts do not change its results.
 Parity of the kernels: test_attention_bf16.py."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,9 @@ KV_HEADS, HEADS, DIM, SIZE = 2, 6, 64, 16
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("lengths", [[1], [5, 5, 5], [1000, 1, 1, 1], [3, 3, 900, 40, 77]])
 @pytest.mark.parametrize("parts", [1, 2, 3, 16])
-def test_every_job_is_in_one_part_and_parts_cost_alike(lengths, parts, window):
+def test_every_job_is_in_one_part_and_parts_cost_alike(
+    lengths: list[int], parts: int, window: int
+) -> None:
     kv_heads = 4
     given = np.array(lengths, dtype=np.int32)
     firsts = [_first(given, window, kv_heads, part, parts) for part in range(parts + 1)]
@@ -31,7 +35,7 @@ def test_every_job_is_in_one_part_and_parts_cost_alike(lengths, parts, window):
 
 @pytest.mark.parametrize("size", [16, 48])
 @pytest.mark.parametrize("window", [0, 20])
-def test_places_of_tiles_are_those_that_a_job_reads(size, window):
+def test_places_of_tiles_are_those_that_a_job_reads(size: int, window: int) -> None:
     """And beyond a job's last tile, and beyond the last job, the first place of all."""
     tables = np.array([[5, 3, 8, 6], [7, 1, 2, 4]], dtype=np.int32)
     lengths, strides = np.array([50, 33], dtype=np.int32), (10**6, 10**5, 0, 10)
@@ -48,7 +52,7 @@ def test_places_of_tiles_are_those_that_a_job_reads(size, window):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 20])
-def test_parts_do_not_change_a_bit(parts):
+def test_parts_do_not_change_a_bit(parts: int) -> None:
     torch.manual_seed(parts)
     pool = torch.randn(12, KV_HEADS, 1, 2, SIZE, DIM).bfloat16()
     tables = torch.stack([torch.randperm(12)[:4] for _ in range(5)]).to(torch.int32)
@@ -81,14 +85,14 @@ def test_parts_do_not_change_a_bit(parts):
     assert found[0].isfinite().all() and torch.equal(found[0], found[1])
 
 
-def test_room_is_for_the_longest_sequence():
+def test_room_is_for_the_longest_sequence() -> None:
     shared = new_scratch(3, 4, 64, 33)
     assert shared.tiles.shape == (3, 2, 3)
     assert shared.weights.shape == (3, 4, 48)
     assert shared.mixed.shape == (3, 4, 64)
 
 
-def test_memory_that_cannot_be_had_is_an_error(monkeypatch):
+def test_memory_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken before threads start, where a failure would go unseen."""
 
     class Pool:

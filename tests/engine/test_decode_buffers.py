@@ -1,5 +1,7 @@
 """The buffers of split decode: large enough for every batch, in one place, refused if too large."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -12,12 +14,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch):
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_buffers, "processors", lambda device: 132)
 
 
 @pytest.mark.parametrize("tokens", [0, 256])
-def test_there_is_room_for_the_splits_of_every_batch(tokens):
+def test_there_is_room_for_the_splits_of_every_batch(tokens: int) -> None:
     limits = DecodeLimits(40, 3000, split_tokens=tokens)
     buffers = DecodeBuffers(limits, SHAPE, CPU)
     seen = set()
@@ -32,33 +34,33 @@ def test_there_is_room_for_the_splits_of_every_batch(tokens):
     assert {splits.tokens for splits in seen} == {tokens}
 
 
-def test_rows_that_are_not_split_need_no_room():
+def test_rows_that_are_not_split_need_no_room() -> None:
     buffers = DecodeBuffers(DecodeLimits(4000, 3000), SHAPE, CPU)
     splits, partials = buffers.of(4000)
     assert splits.direct
     assert partials.mixed.numel() == partials.weights.numel() == 0
 
 
-def test_memory_stays_where_it_is():
+def test_memory_stays_where_it_is() -> None:
     """A captured graph goes on using it."""
     buffers = DecodeBuffers(DecodeLimits(8, 1000), SHAPE, CPU)
     places = {buffers.of(rows)[1].mixed.data_ptr() for rows in (1, 8, 3)}
     assert len(places) == 1
 
 
-def test_the_same_number_of_rows_is_cut_alike():
+def test_the_same_number_of_rows_is_cut_alike() -> None:
     """Whatever the rows' lengths are: a captured step does not know them."""
     buffers = DecodeBuffers(DecodeLimits(8, 100_000), SHAPE, CPU)
     assert buffers.of(4)[0] == buffers.of(4)[0]
     assert buffers.of(1)[0].programs > buffers.of(8)[0].programs
 
 
-def test_fixed_splits_are_the_same_for_every_batch():
+def test_fixed_splits_are_the_same_for_every_batch() -> None:
     buffers = DecodeBuffers(DecodeLimits(30, 9000, split_tokens=512), SHAPE, CPU)
     assert {buffers.of(rows)[0].tokens for rows in range(1, 31)} == {512}
 
 
-def test_too_much_is_refused(monkeypatch):
+def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*shape, **how):
         raise torch.OutOfMemoryError("no room")
 

@@ -1,5 +1,7 @@
 """What a graph reads: the packed inputs, the block tables, the tokens drawn last."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -37,17 +39,17 @@ class Rules:
 
 
 @pytest.fixture
-def decoder():
+def decoder() -> Echo:
     return Echo()
 
 
 @pytest.fixture
-def rules():
+def rules() -> Rules:
     return Rules()
 
 
 @pytest.fixture
-def graphs(decoder, rules):
+def graphs(decoder: Echo, rules: Rules) -> DecodeGraphs:
     made = DecodeGraphs(
         decoder,
         HostDevice(),
@@ -67,12 +69,12 @@ def started(graphs, *slices, draws=None, feeds=None):
     return graphs.start(layout, draws or [None] * count, feeds or [None] * count)
 
 
-def test_buckets_reach_the_rows_asked_for(graphs):
+def test_buckets_reach_the_rows_asked_for(graphs: DecodeGraphs) -> None:
     assert graphs.buckets == tuple(b for b in BUCKETS if b <= 24)
     assert graphs.bucket(25) is None
 
 
-def test_rows_are_where_the_layout_says(graphs, decoder):
+def test_rows_are_where_the_layout_says(graphs: DecodeGraphs, decoder: Echo) -> None:
     slices = [Slice([n], 5 * n, range(n, n + 5)) for n in range(3)]
     tokens, finite, seconds = started(graphs, *slices).wait()
     assert tokens == [1, 2, 3] and finite == [True] * 3 and seconds >= 0
@@ -88,7 +90,9 @@ def test_rows_are_where_the_layout_says(graphs, decoder):
     assert seen.chunks == ()
 
 
-def test_padding_of_a_larger_batch_before_does_not_stay(graphs, decoder):
+def test_padding_of_a_larger_batch_before_does_not_stay(
+    graphs: DecodeGraphs, decoder: Echo
+) -> None:
     started(graphs, *(Slice([n], 0, [n]) for n in range(8))).wait()
     started(graphs, *(Slice([7], 0, [30 + n]) for n in range(5))).wait()
     assert decoder.layout.tokens.tolist() == [7] * 5 + [0] * 3
@@ -96,7 +100,7 @@ def test_padding_of_a_larger_batch_before_does_not_stay(graphs, decoder):
     assert decoder.layout.decode_tables[:, 0].tolist() == [30, 31, 32, 33, 34] + [SPARE] * 3
 
 
-def test_rules_come_through_bit_for_bit(graphs, rules):
+def test_rules_come_through_bit_for_bit(graphs: DecodeGraphs, rules: Rules) -> None:
     warm = SamplingParams(0.3, top_k=5, top_p=0.123456789, min_p=0.01, seed=-(2**62))
     started(graphs, Slice([1], 0, [1]), draws=[Draw(2, 1 << 41, warm)]).wait()
     from baton.engine.sampling.draw_rules import DrawRules
@@ -106,7 +110,7 @@ def test_rules_come_through_bit_for_bit(graphs, rules):
         assert torch.equal(seen.to(mine.dtype), mine)
 
 
-def test_fed_rows_take_the_tokens_drawn_last(graphs):
+def test_fed_rows_take_the_tokens_drawn_last(graphs: DecodeGraphs) -> None:
     slices = [Slice([n], 0, [n]) for n in range(3)]
     started(graphs, *slices)
     fed = started(graphs, *slices, feeds=[2, None, 0])
@@ -114,7 +118,9 @@ def test_fed_rows_take_the_tokens_drawn_last(graphs):
     assert started(graphs, slices[0], feeds=[0]).wait()[0] == [5]
 
 
-def test_tables_are_sent_only_when_they_changed(graphs, monkeypatch):
+def test_tables_are_sent_only_when_they_changed(
+    graphs: DecodeGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slices = [Slice([1], 5, [3, 4]), Slice([1], 9, [5, 6, 7])]
     started(graphs, *slices)
     tables_of(graphs).fill_(1)
@@ -125,7 +131,7 @@ def test_tables_are_sent_only_when_they_changed(graphs, monkeypatch):
     assert np.array_equal(sent_tables(graphs), tables_of(graphs)[:2, :3].numpy())
 
 
-def test_a_change_of_tables_takes_no_memory_of_the_device():
+def test_a_change_of_tables_takes_no_memory_of_the_device() -> None:
     """A full device would fail every request of the step."""
     away = HostDevice()
     away.torch_device = torch.device("meta")  # where a copy cannot be the host's own memory
@@ -158,7 +164,7 @@ class Operations(TorchDispatchMode):
         return made
 
 
-def test_a_replay_for_measuring_repeats_the_step(graphs):
+def test_a_replay_for_measuring_repeats_the_step(graphs: DecodeGraphs) -> None:
     """It feeds on what was drawn last, as the step itself would again."""
     slices = [Slice([n], 0, [n]) for n in range(2)]
     started(graphs, *slices)

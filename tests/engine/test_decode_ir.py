@@ -1,5 +1,7 @@
 """The vectors of decode attention, each called from a Numba function on plain memory."""
 
+from __future__ import annotations
+
 import numba
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ def run_scores_of_two(query, query_stride, keys, stride, vectors, out, out_strid
 
 
 @pytest.mark.parametrize("dim", [32, 128])
-def test_scores_of_two_are_those_of_each_bit_for_bit(dim):
+def test_scores_of_two_are_those_of_each_bit_for_bit(dim: int) -> None:
     torch.manual_seed(dim)
     queries, keys = torch.randn(2, dim + 6).bfloat16(), torch.randn(16, dim + 8).bfloat16()
     out, each = torch.full((2, 20), 7.0), torch.zeros(2, 16)
@@ -41,7 +43,7 @@ def run_scores_fetching(query, query_stride, keys, stride, vectors, ahead, out, 
     scores_of_two(query, query_stride, keys, stride, vectors, ahead, out, out_stride)
 
 
-def test_the_tile_that_is_fetched_may_lie_nowhere():
+def test_the_tile_that_is_fetched_may_lie_nowhere() -> None:
     """The last job of all has no next tile, and a short sequence's is shorter than 16 tokens."""
     queries, keys = torch.randn(2, 128).bfloat16(), torch.randn(16, 128).bfloat16()
     found = []
@@ -58,7 +60,7 @@ def run_fetch(at):
     fetch(at)
 
 
-def test_a_line_may_be_asked_for_that_lies_nowhere():
+def test_a_line_may_be_asked_for_that_lies_nowhere() -> None:
     keys = torch.randn(64)
     before = keys.clone()
     for at in (keys.data_ptr(), 0, -64, 1 << 60):
@@ -71,7 +73,7 @@ def run_narrow_mixed(at, out, parts, factor):
     narrow_mixed(at, out, parts, factor)
 
 
-def test_narrow_mixed_puts_numbers_in_their_order():
+def test_narrow_mixed_puts_numbers_in_their_order() -> None:
     values, out = torch.randn(2, 2, 16), torch.full((72,), 7.0).bfloat16()
     run_narrow_mixed(values.data_ptr(), out.data_ptr(), 2, np.float32(0.5))
     expected = (values * 0.5).transpose(1, 2).reshape(64).bfloat16()  # even places, then odd

@@ -1,8 +1,12 @@
 """A decode step in one compiled call against the same step layer by layer: bit for bit, in the
 hidden states and in the pool."""
 
+from __future__ import annotations
+
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +18,16 @@ from baton.engine.cpu.linear import CpuMatrices, CpuMatrix
 from baton.engine.cpu.linear_numba import can_pack
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
+from baton.engine.execution.runner import ModelRunner
 from baton.engine.model.decoder import Decoder
+from baton.engine.model.weights import Weights
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
-from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.models.random_model import make_shaped_model
 from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of, with_fused_pass
 from tests.support.processors import without_matrix_unit
+from tests.support.small_models import Reference
 
 pytestmark = pytest.mark.skipif(
     not can_pack(torch.zeros(64, 64, dtype=torch.bfloat16), batch_invariant=True),
@@ -32,7 +39,7 @@ GREEDY = (Draw(0, 1, SamplingParams(temperature=0.0)),)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_matrix_unit():
+def no_matrix_unit() -> Iterator[None]:
     """A processor with AMX does here as one that has none: there a model takes the pass."""
     with pytest.MonkeyPatch.context() as patch:
         without_matrix_unit(patch)
@@ -40,7 +47,7 @@ def no_matrix_unit():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shaped_model(
         tmp_path_factory.mktemp("pass"),
         layers=3,
@@ -56,7 +63,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runner(folder):
+def runner(folder: Path) -> ModelRunner:
     made = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
     generator = torch.Generator().manual_seed(2)
     made.pool.tensor.copy_(torch.randn(made.pool.tensor.shape, generator=generator))
@@ -91,15 +98,15 @@ def assert_same(found):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 6])
-def test_it_gives_the_bits_of_the_layers(runner, rows):
+def test_it_gives_the_bits_of_the_layers(runner: ModelRunner, rows: int) -> None:
     assert_same(both_ways(runner, slices()[:rows]))
 
 
-def test_more_rows_than_a_tile_has(runner):
+def test_more_rows_than_a_tile_has(runner: ModelRunner) -> None:
     assert_same(both_ways(runner, slices([n % 16 for n in range(8)])))
 
 
-def test_two_threads(runner):
+def test_two_threads(runner: ModelRunner) -> None:
     alone = both_ways(runner, slices())[0]
     torch.set_num_threads(2)
     try:
@@ -110,7 +117,7 @@ def test_two_threads(runner):
     assert torch.equal(found[0][0], alone[0])
 
 
-def test_two_tokens_of_one_sequence_see_each_other(runner):
+def test_two_tokens_of_one_sequence_see_each_other(runner: ModelRunner) -> None:
     """All of a layer's KV is written before any of it is read."""
     table = slices()[4].blocks
     items = [Slice([5], 41, table), Slice([9], 40, table)]
@@ -120,7 +127,7 @@ def test_two_tokens_of_one_sequence_see_each_other(runner):
     assert not torch.equal(found[0][0][0], other[0][0][0])
 
 
-def test_it_is_what_decode_steps_run(runner, monkeypatch):
+def test_it_is_what_decode_steps_run(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(
         module.DecodePass,
@@ -134,7 +141,7 @@ def test_it_is_what_decode_steps_run(runner, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def loaded(folder):
+def loaded(folder: Path) -> tuple[ModelSpec, Weights]:
     spec = read_spec(folder)
     return spec, load_weights(folder, spec, torch.bfloat16, CpuMatrices())
 
@@ -143,7 +150,9 @@ def with_layer(weights, **changed):
     return replace(weights, layers=(*weights.layers[:-1], replace(weights.layers[-1], **changed)))
 
 
-def test_layers_that_it_does_not_know_are_left_to_the_decoder(loaded, runner):
+def test_layers_that_it_does_not_know_are_left_to_the_decoder(
+    loaded: tuple[ModelSpec, Weights], runner: ModelRunner
+) -> None:
     spec, weights = loaded
     pool, norm = runner.pool.tensor, weights.final_norm
     assert decode_pass(spec, weights, pool) is not None
@@ -173,7 +182,9 @@ def test_layers_that_it_does_not_know_are_left_to_the_decoder(loaded, runner):
     ],
     ids=str,
 )
-def test_other_ways_to_serve_go_layer_by_layer(folder, monkeypatch, how):
+def test_other_ways_to_serve_go_layer_by_layer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, object]
+) -> None:
     monkeypatch.setattr(DecodePass, "__call__", None)  # whoever calls it fails
     runner = build_runner(folder, EngineOptions(**{"blocks": BLOCKS, "block_size": SIZE, **how}))
     assert parts_of(runner.decoder).fused_pass is None
@@ -184,7 +195,9 @@ def test_other_ways_to_serve_go_layer_by_layer(folder, monkeypatch, how):
 @pytest.mark.parametrize(
     "name", ["gemma2-wide", "mixtral-wide", "deepseek-v2", "qwen3-wide", "llama"]
 )
-def test_other_models_go_layer_by_layer(references, monkeypatch, name):
+def test_other_models_go_layer_by_layer(
+    references: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Output norms and a GELU, experts, a latent pool, an MLP of 96 numbers, heads of 16."""
     monkeypatch.setattr(DecodePass, "__call__", None)
     folder = references(name).folder
@@ -242,7 +255,9 @@ def use(runner, spec, weights):
         "part of a head is turned",
     ],
 )
-def test_other_shapes_of_a_layer(folder, monkeypatch, change):
+def test_other_shapes_of_a_layer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
     runner.pool.tensor.normal_()
     parts = parts_of(runner.decoder)
@@ -253,7 +268,9 @@ def test_other_shapes_of_a_layer(folder, monkeypatch, change):
     assert not torch.equal(found[0][0], plain)  # the change counts
 
 
-def test_steps_that_it_does_not_know_go_layer_by_layer(folder, monkeypatch):
+def test_steps_that_it_does_not_know_go_layer_by_layer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = build_runner(folder, EngineOptions(blocks=BLOCKS, block_size=SIZE))
     parts = parts_of(runner.decoder)
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
@@ -266,7 +283,9 @@ def test_steps_that_it_does_not_know_go_layer_by_layer(folder, monkeypatch):
     runner.all_logits(StepBatch(tuple(slices([0, 0]))))
 
 
-def test_a_decoder_of_fewer_layers_does_not_use_it(runner, monkeypatch):
+def test_a_decoder_of_fewer_layers_does_not_use_it(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     short = runner.decoder.shortened()
     assert len(parts_of(short).weights.layers) == 1
     with monkeypatch.context() as patch:
@@ -275,7 +294,7 @@ def test_a_decoder_of_fewer_layers_does_not_use_it(runner, monkeypatch):
         assert torch.cat(runner.all_hidden(StepBatch(tuple(slices())))).isfinite().all()
 
 
-def test_a_sequence_that_is_not_finite_leaves_the_others_alone(runner):
+def test_a_sequence_that_is_not_finite_leaves_the_others_alone(runner: ModelRunner) -> None:
     before = runner.pool.tensor.clone()
     expected = runner.all_logits(StepBatch(tuple(slices())))
     runner.pool.tensor[slices()[4].blocks[0]] = torch.nan
@@ -287,7 +306,7 @@ def test_a_sequence_that_is_not_finite_leaves_the_others_alone(runner):
         assert torch.equal(found[place], expected[place])
 
 
-def test_a_token_is_fed_from_the_step_before(runner):
+def test_a_token_is_fed_from_the_step_before(runner: ModelRunner) -> None:
     """A step that is planned before the draws of the one before it are known."""
     before, drawn = runner.pool.tensor.clone(), []
     first = [replace(each, draws=GREEDY) for each in slices()]
@@ -310,7 +329,9 @@ def test_a_token_is_fed_from_the_step_before(runner):
     assert drawn[0] == drawn[1] and all(drawn[0][1])
 
 
-def test_it_is_compiled_before_the_first_step(runner, monkeypatch):
+def test_it_is_compiled_before_the_first_step(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = list(module.through_layers.signatures)
     runner.all_logits(StepBatch(tuple(slices())))
     assert known and list(module.through_layers.signatures) == known

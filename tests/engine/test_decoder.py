@@ -4,6 +4,9 @@ That the features are computed rightly is held by test_against_transformers.py; 
 that its models depend on every one of them.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import AttentionSpec, read_spec
 from tests.support.model_story import ModelStory, random_prompt
+from tests.support.small_models import Reference
 
 TOKENS = 60
 
@@ -76,7 +80,12 @@ def without(spec, feature):
         ),
     ],
 )
-def test_every_feature_counts(references, monkeypatch, name, features):
+def test_every_feature_counts(
+    references: Callable[[str], Reference],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    features: list[str],
+) -> None:
     folder, tokens = references(name).folder, random_prompt(TOKENS, seed=5)
     spec = read_spec(folder)
 
@@ -94,7 +103,7 @@ def test_every_feature_counts(references, monkeypatch, name, features):
 
 
 @pytest.mark.parametrize("name", ["mistral-window", "phi3", "gemma3"])
-def test_float16_is_nearer_than_bfloat16(references, name):
+def test_float16_is_nearer_than_bfloat16(references: Callable[[str], Reference], name: str) -> None:
     """Chunks and decodes; the pool holds the same kind of number."""
     reference, tokens = references(name), random_prompt(30, seed=8)
     exact = reference.logits(tokens)
@@ -110,7 +119,9 @@ def test_float16_is_nearer_than_bfloat16(references, name):
     assert worst["float16"] < 0.02 * exact.abs().max()
 
 
-def test_the_embedding_scale_is_rounded_like_the_weights(references, monkeypatch):
+def test_the_embedding_scale_is_rounded_like_the_weights(
+    references: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gemma was trained so: in bfloat16 a scale of 8.03 is 8."""
     folder = references("gemma3").folder
     spec = read_spec(folder)

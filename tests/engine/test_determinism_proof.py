@@ -1,6 +1,9 @@
 """The proof of graphs: by a deterministic runner on a CPU, whose graphs are repeated calls. What
 `prove` itself finds is held by test_deterministic."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -18,6 +21,7 @@ from baton.engine.memory.kv_pool import KvPool
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError
 from tests.support import torch_kernels
+from tests.support.small_models import Reference
 
 CPU = torch.device("cpu")
 BUCKETS = (1, 4, 24)
@@ -50,7 +54,9 @@ class Device(HostDevice):
 
 
 @pytest.fixture
-def reported(qwen3, monkeypatch):
+def reported(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[CudaRunner, Device]]:
     monkeypatch.setattr(determinism_proof, "SIZES_TOKENS", 40)
     monkeypatch.setattr(determinism_proof, "GRAPH_TOKENS", 40)
     spec = read_spec(qwen3.folder)
@@ -70,7 +76,9 @@ def reported(qwen3, monkeypatch):
     return make
 
 
-def test_graphs_that_do_as_an_eager_step_does_pass(reported):
+def test_graphs_that_do_as_an_eager_step_does_pass(
+    reported: Callable[..., tuple[CudaRunner, Device]],
+) -> None:
     runner, device = reported()
     assert prove_graphs(runner) == runner.numerics == prove(runner.eager)
     assert device.replays == 8 + 2 + 1  # a block token by token, in fours, and 24 at once
@@ -78,7 +86,9 @@ def test_graphs_that_do_as_an_eager_step_does_pass(reported):
 
 
 @pytest.mark.parametrize("bad", [3, 9, 11])
-def test_one_other_number_in_the_kv_of_one_graph_is_refused(reported, bad):
+def test_one_other_number_in_the_kv_of_one_graph_is_refused(
+    reported: Callable[..., tuple[CudaRunner, Device]], bad: int
+) -> None:
     runner, _ = reported()
 
     def spoil(replay):
@@ -92,7 +102,9 @@ def test_one_other_number_in_the_kv_of_one_graph_is_refused(reported, bad):
     assert not runner.pool.memory[: runner.pool.blocks].any()
 
 
-def test_a_draw_that_differs_in_a_graph_is_refused(reported):
+def test_a_draw_that_differs_in_a_graph_is_refused(
+    reported: Callable[..., tuple[CudaRunner, Device]],
+) -> None:
     def second_best(at, logits, rules, tokens, finite):
         greedy(logits, rules, tokens, finite)
         if len(tokens) == at:

@@ -1,7 +1,11 @@
 """The promise: whatever is around a sequence, its logits are the same bit for bit."""
 
+from __future__ import annotations
+
 import random
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from baton.runtime.sampling import SamplingParams
 from tests.support.decoder_probe import parts_of
 from tests.support.engine_probe import runner_of
 from tests.support.model_story import ModelStory, random_prompt
+from tests.support.small_models import Reference
 
 FAMILIES = [
     "llama",
@@ -45,25 +50,27 @@ def by_cost(name, *more):
     + [by_cost(name, "bfloat16") for name in ("qwen3", "deepseek-v2", *WIDE)],
     ids=str,
 )
-def model(request, references):
+def model(
+    request: pytest.FixtureRequest, references: Callable[[str], Reference]
+) -> tuple[Path, str]:
     name, dtype = request.param
     return references(name).folder, dtype
 
 
 @pytest.fixture(autouse=True)
-def short_proof(monkeypatch, request):
+def short_proof(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """The proof over many sizes takes a second, and has tests of its own."""
     if "whole_proof" not in request.fixturenames:
         monkeypatch.setattr(determinism_proof, "SIZES_TOKENS", 40)
 
 
 @pytest.fixture
-def whole_proof():
+def whole_proof() -> int:
     return determinism_proof.SIZES_TOKENS
 
 
 @pytest.fixture
-def reported(model):
+def reported(model: tuple[Path, str]) -> ModelStory:
     folder, dtype = model
     return ModelStory(folder, dtype=dtype, deterministic=True, block_size=16)
 
@@ -90,7 +97,7 @@ def crowd(reported, chooser):
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
 )
-def test_chunks_and_crowds_change_no_bit(reported, seed):
+def test_chunks_and_crowds_change_no_bit(reported: ModelStory, seed: int) -> None:
     tokens, chooser = random_prompt(LENGTH, seed=3), random.Random(seed)
     expected, _ = whole(reported, tokens)
     blocks, start = reported.blocks(LENGTH), 0
@@ -103,7 +110,7 @@ def test_chunks_and_crowds_change_no_bit(reported, seed):
         start = end
 
 
-def test_a_cached_prefix_changes_no_bit(reported):
+def test_a_cached_prefix_changes_no_bit(reported: ModelStory) -> None:
     """It was computed by another sequence, in other chunks, and lies in shared blocks."""
     size, tokens = reported.block_size, random_prompt(LENGTH, seed=3)
     expected, _ = whole(reported, tokens)
@@ -120,7 +127,9 @@ def test_a_cached_prefix_changes_no_bit(reported):
 
 @pytest.mark.parametrize("cuts", [range(1, 34), (511, 513), (512, 512), (1, 255, 257, 47, 463)])
 @pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
-def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, name, cuts):
+def test_the_bfloat16_kernels_keep_to_it_at_every_size(
+    references: Callable[[str], Reference], name: str, cuts: Sequence[int]
+) -> None:
     reported = ModelStory(
         references(name).folder, dtype="bfloat16", deterministic=True, block_size=16
     )
@@ -136,7 +145,9 @@ def test_the_bfloat16_kernels_keep_to_it_at_every_size(references, name, cuts):
 
 
 @pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
-def test_every_length_decodes_to_the_bits_of_a_chunk(references, name):
+def test_every_length_decodes_to_the_bits_of_a_chunk(
+    references: Callable[[str], Reference], name: str
+) -> None:
     reported = ModelStory(
         references(name).folder, dtype="bfloat16", deterministic=True, block_size=16
     )
@@ -147,7 +158,9 @@ def test_every_length_decodes_to_the_bits_of_a_chunk(references, name):
 
 
 @pytest.mark.parametrize("name", [by_cost(name) for name in WIDE])
-def test_the_bfloat16_numbers_are_those_of_transformers(references, name):
+def test_the_bfloat16_numbers_are_those_of_transformers(
+    references: Callable[[str], Reference], name: str
+) -> None:
     """Up to the rounding of bfloat16, by which a mixture now and then chooses another expert."""
     reference, tokens = references(name), random_prompt(130, seed=7)
     reported = ModelStory(reference.folder, dtype="bfloat16", deterministic=True, block_size=16)
@@ -157,7 +170,7 @@ def test_the_bfloat16_numbers_are_those_of_transformers(references, name):
     assert (errors.median() if "mixtral" in name else errors.max()) < 0.15
 
 
-def test_the_kv_is_the_same_too(reported):
+def test_the_kv_is_the_same_too(reported: ModelStory) -> None:
     tokens = random_prompt(64, seed=3)
     _, once = whole(reported, tokens)
     again = reported.blocks(64)
@@ -167,7 +180,7 @@ def test_the_kv_is_the_same_too(reported):
     assert (stored[once] == stored[again]).all()
 
 
-def test_a_preempted_sequence_goes_on_with_the_same_tokens(reported):
+def test_a_preempted_sequence_goes_on_with_the_same_tokens(reported: ModelStory) -> None:
     """Recomputed in one chunk, prompt and output alike, and drawn beside others."""
     params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=5)
 
@@ -185,7 +198,7 @@ def test_a_preempted_sequence_goes_on_with_the_same_tokens(reported):
     assert go_on(alone[:41], 13, random.Random(4)) == alone
 
 
-def test_threads_change_no_bit(reported):
+def test_threads_change_no_bit(reported: ModelStory) -> None:
     tokens = random_prompt(LENGTH, seed=3)
     expected, _ = whole(reported, tokens)
     torch.set_num_threads(2)
@@ -196,14 +209,16 @@ def test_threads_change_no_bit(reported):
 
 
 @pytest.mark.parametrize("name", [by_cost(name) for name in FAMILIES])
-def test_the_numbers_are_those_of_transformers(references, name):
+def test_the_numbers_are_those_of_transformers(
+    references: Callable[[str], Reference], name: str
+) -> None:
     reference, tokens = references(name), random_prompt(70, seed=7)
     reported = ModelStory(reference.folder, deterministic=True)
     logits, _ = whole(reported, tokens)
     torch.testing.assert_close(logits, reference.logits(tokens), rtol=0, atol=1e-4)
 
 
-def test_workers_are_named_by_their_bits(qwen3):
+def test_workers_are_named_by_their_bits(qwen3: Reference) -> None:
     def numerics(**how):
         return build_runner(
             qwen3.folder, EngineOptions(blocks=40, deterministic=True, **how)
@@ -223,12 +238,12 @@ def test_workers_are_named_by_their_bits(qwen3):
     assert len(named) == 3
 
 
-def test_the_proof_leaves_the_pool_as_it_was(qwen3):
+def test_the_proof_leaves_the_pool_as_it_was(qwen3: Reference) -> None:
     runner = build_runner(qwen3.folder, EngineOptions(blocks=40, deterministic=True))
     assert not runner.pool.bytes_view().any()
 
 
-def test_a_small_pool_is_enough_for_the_proof(qwen3):
+def test_a_small_pool_is_enough_for_the_proof(qwen3: Reference) -> None:
     assert build_runner(
         qwen3.folder, EngineOptions(blocks=2, block_size=4, deterministic=True)
     ).numerics
@@ -237,7 +252,9 @@ def test_a_small_pool_is_enough_for_the_proof(qwen3):
 
 
 @pytest.mark.parametrize("part", ["attention", "gate", "linears"])
-def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
+def test_a_runner_that_fails_the_proof_is_refused(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     """With the ordinary part in place of one of the three."""
     from baton.engine.model.attention import TorchAttention
     from baton.engine.model.row_ops import torch_gating
@@ -264,7 +281,13 @@ def test_a_runner_that_fails_the_proof_is_refused(qwen3, monkeypatch, part):
         pytest.param("gemma2-wide", "bfloat16", marks=pytest.mark.nightly),
     ],
 )
-def test_the_proof_covers_many_sizes(references, monkeypatch, whole_proof, name, dtype):
+def test_the_proof_covers_many_sizes(
+    references: Callable[[str], Reference],
+    monkeypatch: pytest.MonkeyPatch,
+    whole_proof: int,
+    name: str,
+    dtype: str,
+) -> None:
     """A gate that is wrong for one number of rows alone does not pass, whichever number it is;
     nor one that is wrong for a late token."""
     assert whole_proof == 1024
@@ -299,20 +322,22 @@ def summed_by_rows(weights):
     return replace(weights, head=lambda x: head(x) if len(x) % 2 else head(x * 3) / 3)
 
 
-def test_without_numba_the_setting_is_refused_by_name(qwen3, monkeypatch):
+def test_without_numba_the_setting_is_refused_by_name(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "baton.engine.execution.deterministic_runner", None)
     with pytest.raises(ConfigError, match=r"worker\.deterministic needs numba"):
         build_runner(qwen3.folder, EngineOptions(blocks=4, deterministic=True))
 
 
-async def test_the_engine_tells_the_numerics(qwen3):
+async def test_the_engine_tells_the_numerics(qwen3: Reference) -> None:
     engine = build_engine(qwen3.folder, EngineOptions(blocks=40, threads=1, deterministic=True))
     assert len(engine.numerics) == 32
     await engine.close()
     assert prove(runner_of(engine)) == engine.numerics
 
 
-def test_one_broken_sequence_does_not_harm_the_others(qwen3):
+def test_one_broken_sequence_does_not_harm_the_others(qwen3: Reference) -> None:
     reported = ModelStory(qwen3.folder, deterministic=True)
     tokens = random_prompt(20)
     expected, good = whole(reported, tokens)
@@ -325,6 +350,6 @@ def test_one_broken_sequence_does_not_harm_the_others(qwen3):
     assert torch.equal(reported.logits(*batch.slices)[1], expected[18:])
 
 
-def test_float16_is_refused(qwen3):
+def test_float16_is_refused(qwen3: Reference) -> None:
     with pytest.raises(ConfigError, match=r"worker\.deterministic: KV in torch"):
         build_runner(qwen3.folder, EngineOptions(blocks=8, dtype="float16", deterministic=True))

@@ -1,8 +1,12 @@
 """The deterministic mode with quantised products, whose kernels for few and for many rows agree in
 nearly all of their results: also beside plain products of the same shape."""
 
+from __future__ import annotations
+
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +30,7 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outputs of three of its four products are as many as their inputs, or twice as many."""
     return make_shaped_model(
         tmp_path_factory.mktemp("plain"),
@@ -44,7 +48,7 @@ def plain(tmp_path_factory):
 
 
 @pytest.fixture
-def stored(plain, tmp_path):
+def stored(plain: Path, tmp_path: Path) -> Callable[[int | None], Path]:
     """A checkpoint in int8 with one scale a row, which bfloat16 does not hold; `kept`: the layer
     that stays plain."""
 
@@ -73,7 +77,9 @@ def stored(plain, tmp_path):
         (LAYERS - 1, "float32"),
     ],
 )
-def test_chunks_change_no_bit_of_an_int8_checkpoint(stored, kept, dtype):
+def test_chunks_change_no_bit_of_an_int8_checkpoint(
+    stored: Callable[[int | None], Path], kept: int | None, dtype: str
+) -> None:
     options = EngineOptions(blocks=80, block_size=SIZE, dtype=dtype, threads=1, deterministic=True)
     runner = build_runner(stored(kept), options)
     tokens = [(7919 * at + 13) % 4096 for at in range(TOKENS)]

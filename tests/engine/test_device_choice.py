@@ -1,5 +1,9 @@
 """The device that a model runs on, by what torch says is there."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -8,7 +12,7 @@ from baton.runtime.errors import ConfigError
 
 
 @pytest.fixture
-def gpus(monkeypatch):
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let torch see so many."""
 
     def see(count):
@@ -31,12 +35,12 @@ def gpus(monkeypatch):
         ("cuda:3", 4, "cuda:3"),
     ],
 )
-def test_names(gpus, name, count, chosen):
+def test_names(gpus: Callable[[int], None], name: str, count: int, chosen: str) -> None:
     gpus(count)
     assert chosen_device(name) == torch.device(chosen)
 
 
-def test_a_cpu_is_chosen_without_a_look_at_gpus(monkeypatch):
+def test_a_cpu_is_chosen_without_a_look_at_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def look():
         raise AssertionError("asked for a GPU")
 
@@ -45,7 +49,7 @@ def test_a_cpu_is_chosen_without_a_look_at_gpus(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:5"])
-def test_a_gpu_where_there_is_none(gpus, name):
+def test_a_gpu_where_there_is_none(gpus: Callable[[int], None], name: str) -> None:
     gpus(0)
     with pytest.raises(
         ConfigError, match=rf"worker.device is {name}: torch .* no CUDA .* give cpu"
@@ -53,7 +57,7 @@ def test_a_gpu_where_there_is_none(gpus, name):
         chosen_device(name)
 
 
-def test_a_gpu_beyond_those_that_are_there(gpus):
+def test_a_gpu_beyond_those_that_are_there(gpus: Callable[[int], None]) -> None:
     gpus(2)
     with pytest.raises(
         ConfigError, match="cuda:2: torch sees 2 CUDA devices here, cuda:0 to cuda:1"
@@ -62,12 +66,12 @@ def test_a_gpu_beyond_those_that_are_there(gpus):
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:0x", "CPU", ""])
-def test_an_unknown_name(name):
+def test_an_unknown_name(name: str) -> None:
     with pytest.raises(ConfigError, match="worker.device is .*: give auto, cpu, cuda, or cuda:N"):
         chosen_device(name)
 
 
-def test_labels(gpus):
+def test_labels(gpus: Callable[[int], None]) -> None:
     gpus(2)
     assert device_label(torch.device("cpu")) == "cpu"
     assert device_label(torch.device("cuda", 1)) == "cuda:1 (GPU 1)"

@@ -1,5 +1,7 @@
 """The draws of an eager step on a device: what its kernels are given, and what becomes of it."""
 
+from __future__ import annotations
+
 import math
 
 import pytest
@@ -23,7 +25,7 @@ REPEATED = SamplingParams(temperature=0.0, frequency_penalty=2.0)
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Positions that were drawn; a draw is the highest logit."""
     seen = []
 
@@ -55,7 +57,7 @@ def plan(*params):
     return plan_draws(batch, lay_out(batch, Bounds(9, 8, VOCAB, 100)), VOCAB)
 
 
-def test_a_bias_changes_its_own_row_alone(kernels):
+def test_a_bias_changes_its_own_row_alone(kernels: list[list[int]]) -> None:
     logits = torch.randn(3, VOCAB)
     before = logits.clone()
     drawn = sample_on_device(logits, plan((GREEDY,), (BIASED,), (RANDOM,)))
@@ -63,7 +65,7 @@ def test_a_bias_changes_its_own_row_alone(kernels):
     assert torch.equal(logits[[0, 2]], before[[0, 2]]) and kernels == [[1, 2, 3]]
 
 
-def test_the_choices_of_a_slice_share_its_logits(kernels):
+def test_the_choices_of_a_slice_share_its_logits(kernels: list[list[int]]) -> None:
     logits = torch.randn(2, VOCAB)
     logits[0, 9] = logits[0].max() + 1
     drawn = sample_on_device(logits.clone(), plan((RANDOM, REPEATED), (GREEDY,)))
@@ -72,7 +74,7 @@ def test_the_choices_of_a_slice_share_its_logits(kernels):
     assert drawn[2].token == int(logits[1].argmax())
 
 
-def test_logprobs_are_of_those_that_ask(kernels):
+def test_logprobs_are_of_those_that_ask(kernels: list[list[int]]) -> None:
     logits = torch.randn(2, VOCAB)
     plain, drawn = sample_on_device(logits.clone(), plan((GREEDY,), (LOGGED,)))
     wanted = logits[1].log_softmax(-1).topk(2)
@@ -81,13 +83,13 @@ def test_logprobs_are_of_those_that_ask(kernels):
     assert [token for token, _ in drawn.top] == wanted.indices.tolist()
 
 
-def test_more_best_tokens_than_the_model_has_are_all_of_them(kernels):
+def test_more_best_tokens_than_the_model_has_are_all_of_them(kernels: list[list[int]]) -> None:
     asked = SamplingParams(temperature=0.0, top_logprobs=64)
     (drawn,) = sample_on_device(torch.randn(1, VOCAB), plan((asked,)))
     assert len(drawn.top) == VOCAB
 
 
-def test_a_barred_token_has_no_probability(kernels):
+def test_a_barred_token_has_no_probability(kernels: list[list[int]]) -> None:
     barred = SamplingParams(temperature=0.0, min_tokens=1, barred=(4,), top_logprobs=VOCAB).at(0)
     logits = torch.zeros(1, VOCAB)
     logits[0, 4] = 9.0

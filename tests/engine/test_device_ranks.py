@@ -1,9 +1,12 @@
 """A model over ranks with pools of their own, as on GPUs: by Triton's interpreter and gloo."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +24,7 @@ from baton.engine.device_ranks.device_rank_process import DeviceRank
 from baton.engine.ranks.rank_message import SLOT_BYTES, SLOTS
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.scheduling import compile_clock
+from tests.support.small_models import Reference
 
 
 @pytest.mark.timeout(300)  # four interpreters share two cores
@@ -35,7 +39,9 @@ from baton.engine.scheduling import compile_clock
         ("qwen3-window-small", ["--deterministic"]),
     ],
 )
-def test_ranks_on_devices_equal_one_process(references, name, more):
+def test_ranks_on_devices_equal_one_process(
+    references: Callable[[str], Reference], name: str, more: list[str]
+) -> None:
     """Three sequences, in chunks and by graphs; a copied block; handoffs; a rank stopped, then
     killed. Windows, and KV in eight bits, over a pool that was sized after a first build; latents,
     experts in two groups; more ranks than KV heads; bits that do not depend on the batch, proved at

@@ -1,5 +1,7 @@
 """Sums as movers ask for them: the handoff's own, from kernels run by Triton's interpreter."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from baton.engine.triton.device_checksums import OwnStream
+from tests.support.json_values import JsonObject
 
 pytestmark = pytest.mark.nightly  # under the interpreter, one story of half a minute
 
@@ -18,7 +21,7 @@ STORY = Path(__file__).with_name("device_sums_story.py")
 
 
 @pytest.fixture(scope="module")
-def reported():
+def reported() -> JsonObject:
     """What the story prints, by name; its process has Triton's interpreter."""
     done = subprocess.run(
         [sys.executable, "-P", STORY],
@@ -32,15 +35,15 @@ def reported():
 
 
 @pytest.mark.parametrize("count", ["one", "two", "three", "none"])
-def test_sums_are_the_handoffs(reported, count):
+def test_sums_are_the_handoffs(reported: JsonObject, count: str) -> None:
     assert reported["sums"][count]
 
 
-def test_threads_ask_at_once(reported):
+def test_threads_ask_at_once(reported: JsonObject) -> None:
     assert reported["threads"] == [True] * 4
 
 
-def test_a_pool_of_the_engine_is_checksummed_in_place_and_read(reported):
+def test_a_pool_of_the_engine_is_checksummed_in_place_and_read(reported: JsonObject) -> None:
     if reported["handoff"] is None:
         pytest.skip("nixl is not installed")
     assert reported["handoff"] == {"equal": True, "sums": True, "spoiled": True}
@@ -55,7 +58,7 @@ def test_a_pool_of_the_engine_is_checksummed_in_place_and_read(reported):
         ("slabs", "ValueError: a block of 192 bytes cannot have 5 slabs of 8-byte words"),
     ],
 )
-def test_what_cannot_be_summed_is_refused(reported, name, says):
+def test_what_cannot_be_summed_is_refused(reported: JsonObject, name: str, says: str) -> None:
     assert reported["refused"][name] == says
 
 
@@ -92,7 +95,7 @@ class Driver:
 
 
 @pytest.fixture
-def driver(monkeypatch):
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver()
 
     class Again:
@@ -114,7 +117,7 @@ def driver(monkeypatch):
     return found
 
 
-def test_a_thread_on_another_device_makes_no_context_there(driver):
+def test_a_thread_on_another_device_makes_no_context_there(driver: Driver) -> None:
     aside = OwnStream(torch.device("cuda", 1))
     for _ in range(2):
         with aside:

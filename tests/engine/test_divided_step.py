@@ -1,5 +1,7 @@
 """Memory that runs out: at every allocation of a step, and for one slice again and again."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
 from tests.support.engine_probe import replace_compute
 from tests.support.model_story import ModelStory, random_prompt
+from tests.support.small_models import Reference
 
 GREEDY = SamplingParams(temperature=0.0)
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
@@ -62,7 +65,7 @@ class Bench:
 
 
 @pytest.mark.nightly
-def test_one_failure_at_any_allocation_changes_nothing(qwen3):
+def test_one_failure_at_any_allocation_changes_nothing(qwen3: Reference) -> None:
     """The step is run again in halves: the same tokens and, bit for bit, the same KV."""
     bench = Bench(qwen3.folder)
     expected, count, pool = bench.run()
@@ -74,7 +77,7 @@ def test_one_failure_at_any_allocation_changes_nothing(qwen3):
         assert (after == pool).all(), failing
 
 
-def test_two_failures_at_any_allocation_lose_nothing_either(qwen3):
+def test_two_failures_at_any_allocation_lose_nothing_either(qwen3: Reference) -> None:
     """The second one hits a half: it is halved again."""
     bench = Bench(qwen3.folder)
     expected, count, _ = bench.run()
@@ -83,7 +86,7 @@ def test_two_failures_at_any_allocation_lose_nothing_either(qwen3):
         assert result.drawn == expected.drawn and not result.failed
 
 
-def test_a_slice_that_never_fits_fails_alone_and_says_so(qwen3):
+def test_a_slice_that_never_fits_fails_alone_and_says_so(qwen3: Reference) -> None:
     """No tensor of more than 5,000 numbers: the longest chunk has one, nothing else alone."""
     bench = Bench(qwen3.folder)
     expected, _, _ = bench.run()
@@ -95,7 +98,7 @@ def test_a_slice_that_never_fits_fails_alone_and_says_so(qwen3):
     assert "can't allocate memory" in str(result.failed[3])
 
 
-def test_when_nothing_fits_every_slice_says_so(qwen3):
+def test_when_nothing_fits_every_slice_says_so(qwen3: Reference) -> None:
     bench = Bench(qwen3.folder)
     result, _, _ = bench.run(most=0)
     assert set(result.failed) == {0, 1, 2, 3}
@@ -103,7 +106,7 @@ def test_when_nothing_fits_every_slice_says_so(qwen3):
     assert result.shortages == 7  # four slices, two halves, the whole
 
 
-def test_parts_are_put_together_in_order():
+def test_parts_are_put_together_in_order() -> None:
     """Slices differ by their start; the odd ones do not fit beside another."""
     steps = []
 
@@ -124,7 +127,7 @@ def test_parts_are_put_together_in_order():
     assert result.shortages == 3
 
 
-def test_the_memory_of_the_failed_try_is_released():
+def test_the_memory_of_the_failed_try_is_released() -> None:
     """What its frames held must not be in the way of the parts."""
     held = []
 
@@ -158,11 +161,11 @@ def test_the_memory_of_the_failed_try_is_released():
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     ],
 )
-def test_lack_of_memory_has_many_names(error):
+def test_lack_of_memory_has_many_names(error: Exception) -> None:
     assert is_out_of_memory(error)
 
 
-def test_real_failures_are_known():
+def test_real_failures_are_known() -> None:
     for attempt in (
         lambda: torch.empty(1 << 60),
         lambda: bytearray(1 << 62),
@@ -176,7 +179,7 @@ def test_real_failures_are_known():
 @pytest.mark.parametrize(
     "error", [RuntimeError("shape mismatch"), ValueError("out of memory"), EngineError("broken")]
 )
-def test_other_errors_are_not_retried(error):
+def test_other_errors_are_not_retried(error: Exception) -> None:
     calls = []
 
     def run(batch):
@@ -189,7 +192,7 @@ def test_other_errors_are_not_retried(error):
     assert len(calls) == 1
 
 
-def test_a_failed_slice_feeds_the_next_step_an_unused_token(qwen3):
+def test_a_failed_slice_feeds_the_next_step_an_unused_token(qwen3: Reference) -> None:
     """Its request is over; the others of the step that was submitted already go on."""
     bench = Bench(qwen3.folder)
     first, second, chunk, _ = bench.batch.slices
@@ -208,7 +211,7 @@ def test_a_failed_slice_feeds_the_next_step_an_unused_token(qwen3):
     assert drawn[1] == again.drawn[0]
 
 
-async def test_the_engine_runs_the_parts(qwen3):
+async def test_the_engine_runs_the_parts(qwen3: Reference) -> None:
     bench = Bench(qwen3.folder)
     runner, left = bench.reported.runner, [1]
 

@@ -1,5 +1,7 @@
 """Numbers in vectors, rounded and widened as the kernels do it."""
 
+from __future__ import annotations
+
 import numba
 import pytest
 import torch
@@ -37,7 +39,9 @@ TIES = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20, 1 - 2**-9, 2.5
 
 
 @pytest.mark.parametrize("has_instruction", [True, False])
-def test_numbers_are_rounded_as_torch_rounds_them(monkeypatch, has_instruction):
+def test_numbers_are_rounded_as_torch_rounds_them(
+    monkeypatch: pytest.MonkeyPatch, has_instruction: bool
+) -> None:
     if has_instruction and not dot_bf16.native():
         pytest.skip("this processor has but one way")
     monkeypatch.setattr(dot_bf16, "native", lambda: has_instruction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.runtime.errors import EngineError, ModelError
 from baton.runtime.sampling import SamplingParams
 from tests.support.model_story import ModelStory, random_prompt
+from tests.support.small_models import Reference
 
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=1.3, seed=11, top_p=0.95)
@@ -116,18 +117,18 @@ def speculate(
 
 
 @pytest.fixture
-def twins(qwen3) -> Pair:
+def twins(qwen3: Reference) -> Pair:
     """The draft is the target, so all that it proposes is right."""
     return Pair(qwen3.folder, qwen3.folder)
 
 
 @pytest.fixture
-def unlike(qwen3, references) -> Pair:
+def unlike(qwen3: Reference, references: Callable[[str], Reference]) -> Pair:
     return Pair(qwen3.folder, references("llama").folder)
 
 
 @pytest.mark.parametrize("rule", [GREEDY, SEEDED, PENALIZED])
-def test_a_draft_that_is_its_target_proposes_its_tokens(twins, rule):
+def test_a_draft_that_is_its_target_proposes_its_tokens(twins: Pair, rule: SamplingParams) -> None:
     prompt = random_prompt(21)
     output = list(twins.decode(prompt, 14, rule))
     for known in (1, 2, 5, 9):
@@ -136,7 +137,7 @@ def test_a_draft_that_is_its_target_proposes_its_tokens(twins, rule):
 
 
 @pytest.mark.parametrize("rule", [GREEDY, SEEDED, PENALIZED, EARLY])
-def test_a_draft_changes_no_token(unlike, rule):
+def test_a_draft_changes_no_token(unlike: Pair, rule: SamplingParams) -> None:
     prompt = random_prompt(19)
     plain = list(unlike.decode(prompt, 40, rule))
     output, accepted, proposed = speculate(unlike, prompt, 40, rule)
@@ -145,7 +146,7 @@ def test_a_draft_changes_no_token(unlike, rule):
 
 
 @pytest.mark.parametrize("rule", [GREEDY, SEEDED, PENALIZED, EARLY])
-def test_all_proposals_of_a_twin_are_accepted(twins, rule):
+def test_all_proposals_of_a_twin_are_accepted(twins: Pair, rule: SamplingParams) -> None:
     prompt = random_prompt(23)
     plain = list(twins.decode(prompt, 40, rule))
     output, accepted, proposed = speculate(twins, prompt, 40, rule)
@@ -153,7 +154,7 @@ def test_all_proposals_of_a_twin_are_accepted(twins, rule):
     assert accepted == proposed > 20
 
 
-def test_a_step_in_parts_keeps_its_proposals(twins, monkeypatch):
+def test_a_step_in_parts_keeps_its_proposals(twins: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory runs out once: the halves propose and verify for themselves."""
     prompts = [random_prompt(length, seed=length) for length in (9, 14)]
     stories = []
@@ -179,7 +180,7 @@ def test_a_step_in_parts_keeps_its_proposals(twins, monkeypatch):
         assert [each.token for each in result.drawn[index]] == output[1:5]
 
 
-def test_proposals_without_a_draft_model_are_refused(qwen3):
+def test_proposals_without_a_draft_model_are_refused(qwen3: Reference) -> None:
     alone = ModelStory(qwen3.folder, backend="torch")
     draws = tuple(Draw(0, 1 + row, GREEDY) for row in range(3))
     item = Slice([4], 0, alone.blocks(8), draws, draft=DraftWork((), 2))
@@ -187,7 +188,7 @@ def test_proposals_without_a_draft_model_are_refused(qwen3):
         alone.runner.run(StepBatch((item,)))
 
 
-def test_the_shipped_draft_model_fits_its_target():
+def test_the_shipped_draft_model_fits_its_target() -> None:
     """Greedy, of a prompt in the form that the pair was trained on."""
     models = Path(__file__).parents[2] / "models"
     pair = Pair(models / "baton-tiny", models / "baton-tiny-draft", dtype="bfloat16")
@@ -200,7 +201,7 @@ def test_the_shipped_draft_model_fits_its_target():
     assert accepted > 0.3 * proposed
 
 
-def test_the_kv_of_accepted_proposals_needs_no_second_pass(twins):
+def test_the_kv_of_accepted_proposals_needs_no_second_pass(twins: Pair) -> None:
     prompt = random_prompt(13)
     output = list(twins.decode(prompt, 14, SEEDED))
     assert twins.propose(prompt, 1, 4, 0, SEEDED) == output[1:5]
@@ -210,7 +211,7 @@ def test_the_kv_of_accepted_proposals_needs_no_second_pass(twins):
     assert twins.propose(prompt, 9, 3, 1, SEEDED) == output[9:12]
 
 
-def test_drafts_of_unlike_lengths_go_together(twins):
+def test_drafts_of_unlike_lengths_go_together(twins: Pair) -> None:
     stories = []
     for place, (length, count) in enumerate([(9, 3), (17, 1), (30, 5)]):
         prompt = random_prompt(length, seed=place)
@@ -228,7 +229,7 @@ def test_drafts_of_unlike_lengths_go_together(twins):
         assert list(proposed[index]) == output[1 : 1 + item.draft.tokens]
 
 
-def test_the_target_computes_the_same_beside_a_draft(unlike, qwen3):
+def test_the_target_computes_the_same_beside_a_draft(unlike: Pair, qwen3: Reference) -> None:
     prompt = random_prompt(25)
     alone = ModelStory(qwen3.folder, backend="torch")
     expected = alone.greedy(prompt, alone.blocks(40), 12)
@@ -241,7 +242,7 @@ def test_the_target_computes_the_same_beside_a_draft(unlike, qwen3):
     assert stored.isfinite().sum() > 0 and kept.isfinite().sum() > 0
 
 
-def test_a_draft_ends_where_its_logits_are_not_finite(twins):
+def test_a_draft_ends_where_its_logits_are_not_finite(twins: Pair) -> None:
     prompt = random_prompt(12)
     twins.decode(prompt, 3, GREEDY)
     good = Slice([4], 0, twins.blocks(8), twins.draws([], 1, 3, GREEDY), draft=DraftWork((), 2))
@@ -254,7 +255,7 @@ def test_a_draft_ends_where_its_logits_are_not_finite(twins):
     assert len(proposed[1]) == 2
 
 
-def test_a_slice_that_breaks_its_bounds_is_refused(twins):
+def test_a_slice_that_breaks_its_bounds_is_refused(twins: Pair) -> None:
     item = Slice([500], 0, twins.blocks(1), twins.draws([], 1, 2, GREEDY), draft=DraftWork((), 1))
     with pytest.raises(EngineError, match="exceeds the vocabulary of 199"):
         twins.draft.run([item])
@@ -267,13 +268,13 @@ def changed(folder: Path, to: Path, **fields: object) -> Path:
     return to
 
 
-def test_a_draft_with_another_vocabulary_is_refused(qwen3, tmp_path):
+def test_a_draft_with_another_vocabulary_is_refused(qwen3: Reference, tmp_path: Path) -> None:
     draft = changed(qwen3.folder, tmp_path / "draft", vocab_size=200)
     with pytest.raises(ModelError, match="vocabulary has 200 tokens, not 199"):
         Pair(qwen3.folder, draft)
 
 
-def test_a_draft_with_too_short_a_context_is_refused(qwen3, tmp_path):
+def test_a_draft_with_too_short_a_context_is_refused(qwen3: Reference, tmp_path: Path) -> None:
     draft = changed(qwen3.folder, tmp_path / "draft", max_position_embeddings=128)
     with pytest.raises(ModelError, match="128 tokens of context, not 512"):
         Pair(qwen3.folder, draft)
@@ -284,7 +285,7 @@ def tokenizer(words: Sequence[str]) -> str:
     return json.dumps({"model": {"vocab": vocab}, "added_tokens": []})
 
 
-def test_a_draft_with_another_tokenizer_is_refused(qwen3, tmp_path):
+def test_a_draft_with_another_tokenizer_is_refused(qwen3: Reference, tmp_path: Path) -> None:
     target = changed(qwen3.folder, tmp_path / "target")
     draft = changed(qwen3.folder, tmp_path / "draft")
     (target / "tokenizer.json").write_text(tokenizer(["a", "b", "c", "d"]))
@@ -296,7 +297,9 @@ def test_a_draft_with_another_tokenizer_is_refused(qwen3, tmp_path):
         Pair(target, draft)
 
 
-def test_a_draft_group_needs_room_in_the_pool(qwen3, references):
+def test_a_draft_group_needs_room_in_the_pool(
+    qwen3: Reference, references: Callable[[str], Reference]
+) -> None:
     alone = ModelStory(qwen3.folder, backend="torch").runner
     pair = Pair(qwen3.folder, references("llama").folder).runner
     assert pair.memory is not None and alone.memory is not None

@@ -1,5 +1,7 @@
 """Penalties and biases of draws as lists."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,7 @@ def lists(adjustments, row):
     ]
 
 
-def test_lists_are_seen_counted_and_biased_tokens():
+def test_lists_are_seen_counted_and_biased_tokens() -> None:
     draws = [None, Draw(0, 6, ALL, text([5, 7, 5], [8, 5, 8]).until(3)), Draw(0, 1, ALL)]
     found = Adjustments.of(draws)
     assert lists(found, 0) == [[], [], []]
@@ -56,13 +58,13 @@ def test_lists_are_seen_counted_and_biased_tokens():
         (SamplingParams(logit_bias=((1, 2.0),)), [0, 0, 1]),
     ],
 )
-def test_a_row_has_entries_of_what_it_asks_for(params, sizes):
+def test_a_row_has_entries_of_what_it_asks_for(params: SamplingParams, sizes: list[int]) -> None:
     history = text([5, 7, 5], [8, 5, 8]).until(3) if params.needs_history else None
     found = Adjustments.of([Draw(0, 6, params, history)])
     assert [len(each) for each in lists(found, 0)] == sizes
 
 
-def test_room_suffices_for_one_more_token():
+def test_room_suffices_for_one_more_token() -> None:
     shared = text([5, 7], [8])
     draws = [None, Draw(0, 3, ALL, shared.until(1)), Draw(0, 3, SamplingParams())]
     most = max_entries(draws)
@@ -71,14 +73,14 @@ def test_room_suffices_for_one_more_token():
     assert max_entries([None, draws[2]]) == 0
 
 
-def test_choices_of_a_prompt_count_their_own_output():
+def test_choices_of_a_prompt_count_their_own_output() -> None:
     prompt = PromptTokens([5])
     draws = [Draw(n, 3, ALL, Text(prompt, [n, n]).until(2)) for n in range(2)]
     found = Adjustments.of(draws)
     assert [lists(found, row)[1] for row in range(2)] == [[(0, 2.0)], [(1, 2.0)]]
 
 
-def test_barred_tokens_have_a_finite_bias():
+def test_barred_tokens_have_a_finite_bias() -> None:
     barred = SamplingParams(logit_bias=((3, 5.0),), min_tokens=1, barred=(3, 4)).at(0)
     ((_, _, biased),) = [lists(Adjustments.of([Draw(0, 1, barred)]), 0)]
     assert biased == [(token, float(np.float32(FORBIDDEN_TOKEN_BIAS))) for token in (3, 4)]

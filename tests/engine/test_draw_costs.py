@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.draw_costs import ZERO_COSTS, DrawCosts, measure_draws
 from baton.runtime.sampling import SamplingParams
 from tests.support.model_story import ModelStory
+from tests.support.small_models import Reference
 
 COSTS = DrawCosts(1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0)
 GREEDY = SamplingParams(temperature=0.0)
@@ -86,13 +88,13 @@ def test_dear_rules_are_measured_as_dear() -> None:
     assert max(found.random_s, found.adjusted_s, found.logprobs_s) < found.cut_s
 
 
-def test_a_runner_measures_its_own_draws(qwen3) -> None:
+def test_a_runner_measures_its_own_draws(qwen3: Reference) -> None:
     found = ModelStory(qwen3.folder).runner.measure_draws()
     assert found.greedy_s > 0 and COSTS.draws_s([]) == 0
 
 
 @pytest.fixture
-def measured(qwen3, monkeypatch):
+def measured(qwen3: Reference, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ModelRunner]:
     """A small model's folder and runner, whose draws have costs that no device has."""
     monkeypatch.setattr(ModelRunner, "measure_draws", lambda self: COSTS)
     return qwen3.folder, ModelStory(qwen3.folder).runner
@@ -103,12 +105,14 @@ def costs_of(engine: TorchEngine) -> DrawCosts:
     return engine.draw_costs
 
 
-def test_a_cpu_engine_knows_the_measured_costs(measured) -> None:
+def test_a_cpu_engine_knows_the_measured_costs(measured: tuple[Path, ModelRunner]) -> None:
     folder, _ = measured
     assert costs_of(loading.build_engine(folder, EngineOptions(blocks=8, threads=1))) == COSTS
 
 
-def test_a_gpu_engine_knows_the_measured_costs(measured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_engine_knows_the_measured_costs(
+    measured: tuple[Path, ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, runner = measured
     monkeypatch.setattr(loading, "chosen_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(gpu_loading, "gpu_runner", lambda *_: runner)
@@ -118,7 +122,7 @@ def test_a_gpu_engine_knows_the_measured_costs(measured, monkeypatch: pytest.Mon
 
 
 def test_an_engine_of_ranks_knows_the_measured_costs(
-    measured, monkeypatch: pytest.MonkeyPatch
+    measured: tuple[Path, ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, runner = measured
     monkeypatch.setattr(ranks_loading, "build_rank_runner", lambda *_, **__: runner)

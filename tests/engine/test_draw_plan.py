@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def drawn(*tokens):
     return [Drawn(0, token) for token in tokens]
 
 
-def test_rows_are_the_last_of_each_slice_that_draws():
+def test_rows_are_the_last_of_each_slice_that_draws() -> None:
     plan = planned(item(3, GREEDY), item(1, GREEDY), item(2), item(1, WARM, start=8))
     assert plan.drawing == [0, 1, 3]
     assert plan.rows.tolist() == [4, 0, 1]  # slices of one token come first
@@ -39,7 +41,7 @@ def test_rows_are_the_last_of_each_slice_that_draws():
     )
 
 
-def test_each_choice_has_a_copy_of_the_row():
+def test_each_choice_has_a_copy_of_the_row() -> None:
     plan = planned(item(1, GREEDY), item(3, WARM, BIASED, GREEDY))
     logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     rows = plan.logit_rows(logits)
@@ -50,20 +52,20 @@ def test_each_choice_has_a_copy_of_the_row():
     assert plan.by_slice(drawn(5, 6, 7, 8)) == (tuple(drawn(5)), tuple(drawn(6, 7, 8)))
 
 
-def test_single_draws_need_no_copy():
+def test_single_draws_need_no_copy() -> None:
     plan = planned(item(1, GREEDY), item(1, GREEDY))
     logits = torch.zeros(2, 3)
     assert plan.logit_rows(logits) is logits
 
 
-def test_a_bias_on_an_unknown_token_refuses_its_slice_alone():
+def test_a_bias_on_an_unknown_token_refuses_its_slice_alone() -> None:
     plan = planned(item(1, GREEDY), item(1, GREEDY, WRONG), item(1, BIASED))
     assert plan.refused == {1}
     assert plan.drawing == [0, 2]
     assert plan.by_slice(drawn(4, 9)) == (tuple(drawn(4)), (), tuple(drawn(9)))
 
 
-def test_slices_may_be_left_out_later():
+def test_slices_may_be_left_out_later() -> None:
     plan = planned(item(1, GREEDY), item(2, WARM, WARM), item(1), item(1, BIASED))
     assert plan.without({2}) is plan  # it draws nothing
     rest = plan.without({0, 1})
@@ -73,7 +75,7 @@ def test_slices_may_be_left_out_later():
     assert rest.by_slice(drawn(8)) == ((), (), (), tuple(drawn(8)))
 
 
-def test_nothing_to_draw():
+def test_nothing_to_draw() -> None:
     plan = planned(item(3), item(1))
     assert (plan.draws, plan.drawing, plan.refused) == ([], [], set())
     assert plan.by_slice([]) == ((), ())
@@ -85,7 +87,7 @@ def verifying(*proposals, start=0, params=GREEDY):
     return Slice(tokens, start, list(range(10)), draws, proposed=len(proposals))
 
 
-def test_a_slice_that_verifies_draws_from_each_row():
+def test_a_slice_that_verifies_draws_from_each_row() -> None:
     plan = planned(item(3, GREEDY), item(1, WARM, WARM), verifying(7, 8, start=4))
     assert plan.rows.tolist() == [6, 0, 1, 2, 3]
     assert (plan.drawing, plan.counts) == ([0, 1, 2, 2, 2], [1, 2, 1, 1, 1])
@@ -102,7 +104,9 @@ def test_a_slice_that_verifies_draws_from_each_row():
         ([True, True, True, False], [True, True, True, False], set()),
     ],
 )
-def test_a_non_finite_proposal_ends_the_rows_of_its_slice(finite, kept, lost):
+def test_a_non_finite_proposal_ends_the_rows_of_its_slice(
+    finite: list[bool], kept: list[bool], lost: set[int]
+) -> None:
     rest, rows, broken = planned(item(1, GREEDY), verifying(7, 8, start=4)).finite_rows(finite)
     assert (rows, broken) == (kept, lost)
     assert len(rest.draws) == sum(kept)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +19,14 @@ from tests.support.eagle3_heads import HeadShape, Layout, ReferenceHead, save_he
 from tests.support.model_story import random_prompt
 from tests.support.small_models import Reference
 
-VARIANTS: list[tuple[Layout, dict[str, Any]]] = [
-    ("midlayer", {"draft_vocab": 60}),
-    ("midlayer", {"own_embedding": False}),
-    ("speculators", {"draft_vocab": 97, "norm_before_residual": True}),
-    ("speculators", {"hidden": 48, "kv_heads": 4, "theta": 500.0}),
-]
 LAYERS = (1, 2, 3)  # 3: the output of the last layer
+SHAPE = HeadShape(199, 64, LAYERS)
+VARIANTS: list[tuple[Layout, HeadShape]] = [
+    ("midlayer", replace(SHAPE, draft_vocab=60)),
+    ("midlayer", replace(SHAPE, own_embedding=False)),
+    ("speculators", replace(SHAPE, draft_vocab=97, norm_before_residual=True)),
+    ("speculators", replace(SHAPE, hidden=48, kv_heads=4, theta=500.0)),
+]
 
 
 def runner_of(target: Path, head: Path) -> ModelRunner:
@@ -44,13 +45,12 @@ def runner_of(target: Path, head: Path) -> ModelRunner:
     return runner
 
 
-@pytest.mark.parametrize(("layout", "changes"), VARIANTS)
+@pytest.mark.parametrize(("layout", "shape"), VARIANTS)
 def test_logits_equal_the_reference_in_each_layout(
-    qwen3: Reference, tmp_path: Path, layout: Layout, changes: dict[str, Any]
+    qwen3: Reference, tmp_path: Path, layout: Layout, shape: HeadShape
 ) -> None:
     """The prompt in two chunks; then passes by the target's features, and by the head's own."""
     torch.manual_seed(3)
-    shape = HeadShape(199, 64, LAYERS, **changes)
     table = None if shape.own_embedding else qwen3.model.model.embed_tokens.weight
     head = ReferenceHead(shape, table)
     runner = runner_of(qwen3.folder, save_head(head, tmp_path / "head", layout))

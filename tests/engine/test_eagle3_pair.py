@@ -7,20 +7,20 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoint.fingerprint import model_fingerprint
-from baton.engine.execution.engine_options import EngineOptions
+from baton.engine.execution.engine_options import DraftKind, EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.memory.kv_pool import KvPool, block_bytes
 from baton.engine.spec.eagle3_spec import read_eagle3_spec
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError, ModelError
 from tests.support.eagle3_heads import HeadShape, Layout, ReferenceHead, save_head
+from tests.support.json_values import JsonObject
 from tests.support.small_models import Reference
 
 SHAPE = HeadShape(199, 64, (1, 2, 3), draft_vocab=60)
@@ -32,7 +32,7 @@ def head(tmp_path: Path) -> Path:
     return save_head(ReferenceHead(SHAPE), tmp_path / "head", "midlayer")
 
 
-def load(target: Path, head: Path, kind: Any = "eagle3") -> None:
+def load(target: Path, head: Path, kind: DraftKind = "eagle3") -> None:
     options = EngineOptions(blocks=8, dtype="float32", draft_folder=head, draft_kind=kind)
     build_runner(target, options)
 
@@ -44,18 +44,18 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("shape", "text"),
     [
-        ({"vocab": 200}, "its vocabulary has 200 tokens, not 199"),
-        ({"target_hidden": 32}, "its target's hidden size is 32, not 64"),
-        ({"layers": (1, 2, 7)}, r"reads the layers \[1, 2, 7\] of a model of 3 layers"),
+        (replace(SHAPE, vocab=200), "its vocabulary has 200 tokens, not 199"),
+        (replace(SHAPE, target_hidden=32), "its target's hidden size is 32, not 64"),
+        (replace(SHAPE, layers=(1, 2, 7)), r"reads the layers \[1, 2, 7\] of a model of 3 layers"),
     ],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_head_of_another_target_is_refused(
-    qwen3: Reference, tmp_path: Path, layout: Layout, change: dict[str, Any], text: str
+    qwen3: Reference, tmp_path: Path, layout: Layout, shape: HeadShape, text: str
 ) -> None:
-    folder = save_head(ReferenceHead(replace(SHAPE, **change)), tmp_path / "head", layout)
+    folder = save_head(ReferenceHead(shape), tmp_path / "head", layout)
     with pytest.raises(ModelError, match=text):
         load(qwen3.folder, folder)
 
@@ -127,7 +127,7 @@ def test_wrong_tensors_are_refused_by_name(
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_configurations_that_are_not_computed_are_refused(
-    qwen3: Reference, tmp_path: Path, layout: Layout, changes: dict[str, Any], text: str
+    qwen3: Reference, tmp_path: Path, layout: Layout, changes: JsonObject, text: str
 ) -> None:
     folder = save_head(ReferenceHead(SHAPE), tmp_path / "head", layout, **changes)
     with pytest.raises(ModelError, match=text):

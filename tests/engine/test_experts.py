@@ -1,5 +1,7 @@
 """Routing against its definition, row by row; the grouped products against one row at a time."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -83,7 +85,7 @@ ROUTINGS = {
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_routing_is_its_definition(name):
+def test_routing_is_its_definition(name: str) -> None:
     spec = ROUTINGS[name]
     torch.manual_seed(5)
     logits = torch.randn(50, spec.count) * 2
@@ -98,7 +100,7 @@ def test_routing_is_its_definition(name):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_correction_changes_the_choice_but_not_the_weights():
+def test_correction_changes_the_choice_but_not_the_weights() -> None:
     spec = spec_of(4, 1, scoring="sigmoid", correction=True)
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     chosen, weights = route(logits, spec, torch.tensor([0.0, 0.0, 0.0, 5.0]))
@@ -106,7 +108,7 @@ def test_correction_changes_the_choice_but_not_the_weights():
     assert weights[0, 0].item() == pytest.approx(torch.tensor(-1.0).sigmoid().item())
 
 
-def test_groups_exclude_the_best_expert_of_a_poor_group():
+def test_groups_exclude_the_best_expert_of_a_poor_group() -> None:
     spec = spec_of(6, 2, scoring="sigmoid", groups=2, chosen_groups=1, group_best=2)
     logits = torch.tensor([[9.0, -9.0, -9.0, 1.0, 1.5, -9.0]])
     assert sorted(route(logits, spec)[0][0].tolist()) == [3, 4]
@@ -114,7 +116,7 @@ def test_groups_exclude_the_best_expert_of_a_poor_group():
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 33])
-def test_mix_is_the_weighted_sum_of_the_chosen(rows, shared):
+def test_mix_is_the_weighted_sum_of_the_chosen(rows: int, shared: bool) -> None:
     spec = spec_of(normalise=True, scale=1.5)
     weights = weights_of(spec, shared=shared)
     gate, gate_up, down = plain_matrices(spec)
@@ -132,7 +134,7 @@ def test_mix_is_the_weighted_sum_of_the_chosen(rows, shared):
         torch.testing.assert_close(out[row], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_mix_in_bfloat16_is_close_to_float32():
+def test_mix_in_bfloat16_is_close_to_float32() -> None:
     spec = spec_of(normalise=True)
     x = torch.randn(40, HIDDEN).bfloat16()
     out = mix(x, weights_of(spec, torch.bfloat16), spec, swiglu)
@@ -142,7 +144,7 @@ def test_mix_in_bfloat16_is_close_to_float32():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_others(dtype):
+def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     spec = spec_of(normalise=True)
     weights = weights_of(spec, dtype)
     x = torch.randn(30, HIDDEN).to(dtype)
@@ -152,7 +154,7 @@ def test_a_row_does_not_depend_on_the_others(dtype):
         torch.testing.assert_close(mix(x[rows], weights, spec, swiglu), together[rows], **tolerance)
 
 
-def test_a_row_that_is_not_finite_harms_no_other():
+def test_a_row_that_is_not_finite_harms_no_other() -> None:
     spec = spec_of(normalise=True)
     weights = weights_of(spec)
     x = torch.randn(6, HIDDEN)
@@ -164,7 +166,7 @@ def test_a_row_that_is_not_finite_harms_no_other():
     torch.testing.assert_close(after[kept], before[kept])
 
 
-def test_every_expert_runs_once_and_idle_ones_not_at_all():
+def test_every_expert_runs_once_and_idle_ones_not_at_all() -> None:
     calls = []
 
     class Spy:
@@ -185,7 +187,7 @@ def test_every_expert_runs_once_and_idle_ones_not_at_all():
 
 
 @pytest.mark.parametrize("name", ["sigmoid alone", "v3", "softmax"])
-def test_the_bits_of_a_row_do_not_depend_on_the_others(name):
+def test_the_bits_of_a_row_do_not_depend_on_the_others(name: str) -> None:
     spec = ROUTINGS[name]
     correction = torch.zeros(spec.count) if spec.correction else None
     logits = torch.randn(1501, spec.count) * 2
@@ -203,7 +205,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_others(name):
 
 
 @pytest.mark.parametrize("rows", [1, 9])
-def test_parts_of_the_experts_add_up_to_the_mixture(rows):
+def test_parts_of_the_experts_add_up_to_the_mixture(rows: int) -> None:
     spec = spec_of(chosen=3)
     weights = weights_of(spec)
     x = torch.randn(rows, HIDDEN)
@@ -219,7 +221,7 @@ def part_of(experts, held):
     return ListedExperts(experts.gate_up[kept], experts.down[kept], held.start)
 
 
-def test_a_row_without_experts_here_is_zero_and_runs_nothing():
+def test_a_row_without_experts_here_is_zero_and_runs_nothing() -> None:
     weights = weights_of(spec_of())
     part = part_of(weights.experts, range(2, 4))
     chosen = torch.tensor([[0, 1], [3, 7]])
@@ -229,7 +231,7 @@ def test_a_row_without_experts_here_is_zero_and_runs_nothing():
     assert nothing.shape == (2, HIDDEN) and not nothing.any()
 
 
-def test_a_rows_part_does_not_depend_on_other_rows():
+def test_a_rows_part_does_not_depend_on_other_rows() -> None:
     spec = spec_of(chosen=4)
     weights = weights_of(spec)
     half = replace(weights, experts=part_of(weights.experts, range(4)))

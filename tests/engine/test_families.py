@@ -1,11 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 
+from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
+from tests.support.small_models import Reference
 
 GEMMA2, GEMMA3 = ({"architectures": [f"Gemma{n}ForCausalLM"]} for n in (2, 3))
 
 
-def test_gemma2_is_what_its_class_says_where_the_file_is_silent(spec_of):
+def test_gemma2_is_what_its_class_says_where_the_file_is_silent(
+    spec_of: Callable[..., ModelSpec],
+) -> None:
     spec = spec_of(**GEMMA2)
     assert (spec.attention.scale, spec.attention.soft_cap) == (1 / 16, 50.0)
     assert (spec.logit_soft_cap, spec.embedding_scale, spec.head_dim) == (30.0, 8.0, 256)
@@ -13,18 +22,18 @@ def test_gemma2_is_what_its_class_says_where_the_file_is_silent(spec_of):
     assert (spec.activation, spec.tied_embeddings) == ("gelu_tanh", True)
 
 
-def test_gemma2_without_caps(spec_of):
+def test_gemma2_without_caps(spec_of: Callable[..., ModelSpec]) -> None:
     spec = spec_of(**GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
     assert (spec.attention.soft_cap, spec.logit_soft_cap) == (0.0, 0.0)
 
 
-def test_gemma3_has_norms_of_query_and_key_and_no_caps(spec_of):
+def test_gemma3_has_norms_of_query_and_key_and_no_caps(spec_of: Callable[..., ModelSpec]) -> None:
     spec = spec_of(**GEMMA3, query_pre_attn_scalar=64)
     assert (spec.attention.scale, spec.attention.soft_cap) == (1 / 8, 0.0)
     assert (spec.qk_norm, spec.logit_soft_cap) == (True, 0.0)
 
 
-def test_text_part_of_gemma3_for_images(spec_of):
+def test_text_part_of_gemma3_for_images(spec_of: Callable[..., ModelSpec]) -> None:
     """As sparse as the files of the first release are."""
     spec = spec_of(
         architectures=["Gemma3ForConditionalGeneration"],
@@ -44,17 +53,19 @@ def test_text_part_of_gemma3_for_images(spec_of):
     assert spec.tensor_prefix == "language_model.model."
 
 
-def test_phi3_has_fused_tensors(spec_of):
+def test_phi3_has_fused_tensors(spec_of: Callable[..., ModelSpec]) -> None:
     spec = spec_of(architectures=["Phi3ForCausalLM"], rms_norm_eps="absent")
     assert (spec.fused_tensors, spec.qkv_bias, spec.norm_eps) == (True, False, 1e-5)
 
 
-def test_biases_of_the_mlp_in_llama(spec_of):
+def test_biases_of_the_mlp_in_llama(spec_of: Callable[..., ModelSpec]) -> None:
     assert spec_of(mlp_bias=True).mlp_bias
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3"])
-def test_plain_families_have_none_of_gemmas_features(spec_of, family):
+def test_plain_families_have_none_of_gemmas_features(
+    spec_of: Callable[..., ModelSpec], family: str
+) -> None:
     spec = spec_of(architectures=[f"{family}ForCausalLM"])
     assert spec.attention.scale == spec.head_dim**-0.5
     assert (spec.attention.soft_cap, spec.logit_soft_cap, spec.embedding_scale) == (0, 0, 1)
@@ -88,7 +99,9 @@ def test_plain_families_have_none_of_gemmas_features(spec_of, family):
         ("hidden_act", ["silu"]),
     ],
 )
-def test_field_that_changes_the_computation_is_refused_by_name(spec_of, name, value):
+def test_field_that_changes_the_computation_is_refused_by_name(
+    spec_of: Callable[..., ModelSpec], name: str, value: object
+) -> None:
     with pytest.raises(ModelError, match=rf"config\.json: {name}: .*{value!r}".replace("[", "\\[")):
         spec_of(**{name: value})
 
@@ -108,7 +121,9 @@ def test_field_that_changes_the_computation_is_refused_by_name(spec_of, name, va
         ("Gemma3", "query_pre_attn_scalar", 0),
     ],
 )
-def test_field_that_one_family_does_not_have(spec_of, family, name, value):
+def test_field_that_one_family_does_not_have(
+    spec_of: Callable[..., ModelSpec], family: str, name: str, value: object
+) -> None:
     with pytest.raises(ModelError, match=rf"config\.json: {name}: "):
         spec_of(**{"architectures": [f"{family}ForCausalLM"], name: value})
 
@@ -120,11 +135,13 @@ def test_field_that_one_family_does_not_have(spec_of, family, name, value):
         {"attention_dropout": 0.1, "initializer_range": 0.5, "pretraining_tp": 2, "use_cache": 0},
     ],
 )
-def test_fields_that_do_not_matter_are_read_over(spec_of, neutral):
+def test_fields_that_do_not_matter_are_read_over(
+    spec_of: Callable[..., ModelSpec], neutral: JsonObject
+) -> None:
     assert spec_of(**neutral) == spec_of()
 
 
-def test_a_quantised_text_part_is_refused_too(spec_of):
+def test_a_quantised_text_part_is_refused_too(spec_of: Callable[..., ModelSpec]) -> None:
     text = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 8}
     for place in ("text", "top"):
         changes = {"text_config": dict(text), "architectures": ["Gemma3ForConditionalGeneration"]}
@@ -192,7 +209,7 @@ GEMMA2_9B = {
 }
 
 
-def test_files_in_the_form_of_released_models(spec_of):
+def test_files_in_the_form_of_released_models(spec_of: Callable[..., ModelSpec]) -> None:
     phi = spec_of(**PHI4_MINI)
     assert (phi.head_dim, phi.rotary_dim, phi.rope.kind) == (128, 96, "longrope")
     assert (phi.rope.stretch[0], phi.rope.factor, phi.max_context) == (3.0, 32.0, 131_072)
@@ -257,7 +274,9 @@ HARMLESS_IN = {
         "deepseek-v3",
     ],
 )
-def test_every_field_of_a_transformers_class_is_accounted_for(references, spec_of, name):
+def test_every_field_of_a_transformers_class_is_accounted_for(
+    references: Callable[[str], Reference], spec_of: Callable[..., ModelSpec], name: str
+) -> None:
     """A field counts as read if some value of it changes the spec or is refused."""
     config = references(name).model.config
     values = {**config.to_dict(), "architectures": [type(references(name).model).__name__]}

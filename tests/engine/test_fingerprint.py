@@ -1,5 +1,8 @@
+from __future__ import annotations
+
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,10 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.runtime.errors import ModelError
+from tests.support.small_models import Reference
 
 
 @pytest.fixture
-def folder(qwen3, tmp_path):
+def folder(qwen3: Reference, tmp_path: Path) -> Path:
     return shutil.copytree(qwen3.folder, tmp_path / "model")
 
 
@@ -19,7 +23,7 @@ def change_config(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_is_32_hex_digits_and_the_same_for_a_copy(qwen3, folder):
+def test_is_32_hex_digits_and_the_same_for_a_copy(qwen3: Reference, folder: Path) -> None:
     found = model_fingerprint(folder)
     assert len(found) == 32
     assert int(found, 16) >= 0
@@ -35,7 +39,7 @@ def test_is_32_hex_digits_and_the_same_for_a_copy(qwen3, folder):
         "model.layers.2.self_attn.q_norm.weight",
     ],
 )
-def test_a_tuned_tensor_of_the_same_shape_differs(folder, name):
+def test_a_tuned_tensor_of_the_same_shape_differs(folder: Path, name: str) -> None:
     before = model_fingerprint(folder)
     tensors = load_file(folder / "model.safetensors")
     tensors[name] = tensors[name] + 1e-3 * torch.randn_like(tensors[name])
@@ -43,7 +47,7 @@ def test_a_tuned_tensor_of_the_same_shape_differs(folder, name):
     assert model_fingerprint(folder) != before
 
 
-def test_facts_of_the_config_differ_and_the_rest_does_not(folder):
+def test_facts_of_the_config_differ_and_the_rest_does_not(folder: Path) -> None:
     before = model_fingerprint(folder)
     change_config(folder, transformers_version="9.9", use_cache=False, eos_token_id=[5, 6])
     assert model_fingerprint(folder) == before
@@ -51,33 +55,33 @@ def test_facts_of_the_config_differ_and_the_rest_does_not(folder):
     assert model_fingerprint(folder) != before
 
 
-def test_both_forms_of_rope_are_one_model(folder):
+def test_both_forms_of_rope_are_one_model(folder: Path) -> None:
     before = model_fingerprint(folder)
     change_config(folder, rope_parameters=None, rope_theta=1000000.0, rope_scaling=None)
     assert model_fingerprint(folder) == before
 
 
-def test_shards_do_not_matter(qwen3, tmp_path):
+def test_shards_do_not_matter(qwen3: Reference, tmp_path: Path) -> None:
     qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert model_fingerprint(tmp_path) == model_fingerprint(qwen3.folder)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, 5000])
-def test_a_cut_file_is_refused_by_name(folder, kept):
+def test_a_cut_file_is_refused_by_name(folder: Path, kept: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ModelError, match="model.safetensors"):
         model_fingerprint(folder)
 
 
-def test_what_is_made_of_the_weights_at_load_differs(folder):
+def test_what_is_made_of_the_weights_at_load_differs(folder: Path) -> None:
     found = {model_fingerprint(folder, quantization=made) for made in ("none", "int8", "int4")}
     assert len(found) == 3
     assert model_fingerprint(folder) in found
 
 
-def test_a_draft_model_makes_another_kv(folder):
+def test_a_draft_model_makes_another_kv(folder: Path) -> None:
     """Its KV lies in the same blocks: workers with unlike drafts exchange none."""
     alone = model_fingerprint(folder)
     drafted = {model_fingerprint(folder, draft=draft) for draft in ("", "a", "b")}

@@ -1,5 +1,7 @@
 """Which matrices of a model on a device are multiplied row by row alike, and which are refused."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from baton.engine.triton.linear import FixedTileLinear
 from baton.engine.triton.matrices import StackedExperts
 from baton.engine.triton.quantized import TritonQuantized
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
 
 CPU = torch.device("cpu")
 
@@ -35,11 +38,11 @@ class Model:
         "experts",
     ],
 )
-def test_parity(product_checks, name):
+def test_parity(product_checks: dict[str, JsonObject], name: str) -> None:
     assert product_checks[name]["good"], product_checks[name]["said"]
 
 
-def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
+def test_every_kind_is_found_however_deep_and_keeps_its_numbers() -> None:
     weight, bias = torch.randn(4, 16), torch.randn(4)
     quantized = TritonQuantized(quantize_int8(weight), None, CPU)
     stacked = StackedExperts(torch.randn(2, 8, 4), torch.randn(2, 4, 4))
@@ -57,7 +60,7 @@ def test_every_kind_is_found_however_deep_and_keeps_its_numbers():
     assert found.layers[2].tile_rows == 64 and found.layers[2].down is stacked.down
 
 
-def test_a_product_without_an_invariant_form_is_refused_by_name():
+def test_a_product_without_an_invariant_form_is_refused_by_name() -> None:
     with pytest.raises(
         ModelError, match=r"worker\.deterministic: function has no batch-invariant product"
     ):

@@ -1,14 +1,18 @@
 """A worker on a GPU loads neither numba nor llvmlite, which weigh more than all else it needs."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.machine_speed import slowness
+from tests.support.small_models import Reference
 
 STORY = Path(__file__).with_name("device_story.py")
 BLOCKED = """
@@ -57,13 +61,13 @@ def run_blocked(program, *arguments):
     return done.stdout
 
 
-def test_a_gpu_workers_process_starts_without_numba():
+def test_a_gpu_workers_process_starts_without_numba() -> None:
     """Its modules, those of its tools, and the sums of its pool's blocks."""
     assert run_blocked(PROCESS).endswith("all\n")
 
 
 @pytest.mark.nightly
-def test_a_gpu_workers_steps_need_no_numba(references):
+def test_a_gpu_workers_steps_need_no_numba(references: Callable[[str], Reference]) -> None:
     """Its tokens are those of the CPU, too; its pool was sized after a first build."""
     program = f"sys.argv[1:] = sys.argv[1:]\nrunpy.run_path({str(STORY)!r}, run_name='__main__')"
     folder = references("qwen3-window").folder
@@ -71,7 +75,7 @@ def test_a_gpu_workers_steps_need_no_numba(references):
     assert json.loads(found) == [True] * 3
 
 
-def test_what_is_blocked_here_is_what_a_cpu_worker_needs():
+def test_what_is_blocked_here_is_what_a_cpu_worker_needs() -> None:
     program = "try:\n    import baton.kv_transfer.checksum_numba\n"
     program += "except ImportError as error:\n    print(error.name)"
     assert run_blocked(program) == "numba\n"

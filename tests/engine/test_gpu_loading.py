@@ -1,5 +1,7 @@
 """The arithmetic of a GPU's memory: what is measured, in which order, and what is left for KV."""
 
+from __future__ import annotations
+
 import gc
 import sys
 import weakref
@@ -14,10 +16,11 @@ from baton.engine.execution import gpu_loading, loading
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.gpu_loading import memory_beside_pool, sized_runner
 from baton.engine.memory.kv_pool import KvPool, block_bytes
-from baton.engine.memory.kv_quant import FP8_E4M3, INT8
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, KvQuant
 from baton.engine.scheduling.batch import StepResult
-from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.runtime.errors import ConfigError, OutOfMemory
+from tests.support.small_models import Reference
 
 MIB = 1 << 20
 KIND = torch.float32
@@ -83,7 +86,7 @@ def options(**changes):
 
 
 @pytest.fixture
-def spec(qwen3):
+def spec(qwen3: Reference) -> ModelSpec:
     return read_spec(qwen3.folder)
 
 
@@ -93,7 +96,7 @@ def sized(spec, device, **changes):
     )
 
 
-def test_the_pool_is_sized_after_all_else_was_measured(spec):
+def test_the_pool_is_sized_after_all_else_was_measured(spec: ModelSpec) -> None:
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     runner = sized(spec, device)
     each = block_bytes(spec, 16, KIND)
@@ -106,7 +109,9 @@ def test_the_pool_is_sized_after_all_else_was_measured(spec):
 
 
 @pytest.mark.parametrize("codes", [INT8, FP8_E4M3])
-def test_a_pool_in_eight_bits_is_sized_by_its_codes_and_scales(spec, codes):
+def test_a_pool_in_eight_bits_is_sized_by_its_codes_and_scales(
+    spec: ModelSpec, codes: KvQuant
+) -> None:
     device = Device(spec, total=100 * MIB, beside=20 * MIB, codes=codes)
     runner = sized(spec, device, kv_dtype=codes.name)
     each = block_bytes(spec, 16, KIND, codes)
@@ -117,14 +122,14 @@ def test_a_pool_in_eight_bits_is_sized_by_its_codes_and_scales(spec, codes):
     assert plan.kv == f"{codes.name} of float32"
 
 
-def test_nothing_of_the_measurement_is_left(spec):
+def test_nothing_of_the_measurement_is_left(spec: ModelSpec) -> None:
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     runner = sized(spec, device)
     assert set(device.runners) == {runner} and set(device.pools) == {runner.pool}
     assert device.cached == 0
 
 
-def test_with_all_of_the_memory_everything_still_fits(spec):
+def test_with_all_of_the_memory_everything_still_fits(spec: ModelSpec) -> None:
     device = Device(spec, total=64 * MIB, beside=20 * MIB)
     runner = sized(spec, device, memory_fraction=0.98)
     device.cached = 5 * MIB  # of the largest step, once more
@@ -132,7 +137,7 @@ def test_with_all_of_the_memory_everything_still_fits(spec):
     assert runner.pool.blocks > 1000
 
 
-def test_kernels_that_stay_loaded_are_not_given_to_the_pool(spec):
+def test_kernels_that_stay_loaded_are_not_given_to_the_pool(spec: ModelSpec) -> None:
     device = Device(spec, total=100 * MIB, beside=20 * MIB, kernels=8 * MIB)
     runner = sized(spec, device, memory_fraction=0.98)
     device.cached = 5 * MIB
@@ -141,7 +146,9 @@ def test_kernels_that_stay_loaded_are_not_given_to_the_pool(spec):
 
 
 @pytest.mark.parametrize("most", [0, 10 * MIB])
-def test_memory_taken_by_another_is_not_counted_as_this_runners(spec, monkeypatch, most):
+def test_memory_taken_by_another_is_not_counted_as_this_runners(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     """It is missing from what is free; of that too each takes its share."""
     monkeypatch.setattr(gpu_loading, "MAX_UNTRACKED_BYTES", most)
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
@@ -152,7 +159,7 @@ def test_memory_taken_by_another_is_not_counted_as_this_runners(spec, monkeypatc
     assert plan.blocks == (60 * MIB - 25 * MIB - most) // 4 // block_bytes(spec, 16, KIND)
 
 
-def test_memory_freed_by_another_adds_no_room_beside_the_pool(spec):
+def test_memory_freed_by_another_adds_no_room_beside_the_pool(spec: ModelSpec) -> None:
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     device.others, device.comes = 40 * MIB, -40 * MIB
     runner = sized(spec, device, memory_fraction=0.98)
@@ -160,7 +167,9 @@ def test_memory_freed_by_another_adds_no_room_beside_the_pool(spec):
     assert runner.memory.beside_bytes == 25 * MIB and device.free() >= 0
 
 
-def test_two_that_share_a_gpu_both_find_room(spec, monkeypatch):
+def test_two_that_share_a_gpu_both_find_room(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one sizes its pool while the first one captures, and keeps all that it took."""
     monkeypatch.setattr(gpu_loading, "MAX_UNTRACKED_BYTES", 0)
     first = Device(spec, total=100 * MIB, beside=20 * MIB)
@@ -174,7 +183,9 @@ def test_two_that_share_a_gpu_both_find_room(spec, monkeypatch):
 
 
 @pytest.mark.parametrize(("blocks", "step"), [(40, "step 100 in 7"), (3, "step 48 in 3")])
-def test_blocks_that_are_given_are_taken_without_measuring(spec, blocks, step):
+def test_blocks_that_are_given_are_taken_without_measuring(
+    spec: ModelSpec, blocks: int, step: str
+) -> None:
     """The largest step runs all the same: no client is to wait for what it compiles."""
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     runner = sized(spec, device, blocks=blocks)
@@ -183,7 +194,7 @@ def test_blocks_that_are_given_are_taken_without_measuring(spec, blocks, step):
     assert runner.memory.free_bytes == 100 * MIB
 
 
-def test_a_step_is_no_longer_than_the_context(spec):
+def test_a_step_is_no_longer_than_the_context(spec: ModelSpec) -> None:
     device = Device(spec, total=100 * MIB, beside=0)
     given = options(step_tokens=4096, max_context=40)
     memory_beside_pool(spec, given, device.make_pool, device.build, device)
@@ -191,7 +202,7 @@ def test_a_step_is_no_longer_than_the_context(spec):
 
 
 @pytest.mark.parametrize("fails", [1, 3])
-def test_memory_that_runs_out_names_the_settings(spec, fails):
+def test_memory_that_runs_out_names_the_settings(spec: ModelSpec, fails: int) -> None:
     """While it is measured, and with the pool in place."""
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     device.fails = fails
@@ -200,7 +211,9 @@ def test_memory_that_runs_out_names_the_settings(spec, fails):
 
 
 @pytest.mark.parametrize("blocks", [0, 40])
-def test_a_step_that_does_not_fit_is_refused_at_the_start(spec, monkeypatch, blocks):
+def test_a_step_that_does_not_fit_is_refused_at_the_start(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
     lack = OutOfMemory("a slice of 100 tokens does not fit into memory")
     short = StepResult(((),), failed={0: lack}, shortages=1)
     monkeypatch.setattr(Runner, "run", lambda runner, batch: short)
@@ -208,14 +221,14 @@ def test_a_step_that_does_not_fit_is_refused_at_the_start(spec, monkeypatch, blo
         sized(spec, Device(spec, total=100 * MIB, beside=20 * MIB), blocks=blocks)
 
 
-def test_other_errors_stay_what_they_are(spec):
+def test_other_errors_stay_what_they_are(spec: ModelSpec) -> None:
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     device.build = lambda pool: 1 // 0
     with pytest.raises(ZeroDivisionError):
         sized(spec, device)
 
 
-def test_a_full_device_is_reported_with_the_arithmetic(spec):
+def test_a_full_device_is_reported_with_the_arithmetic(spec: ModelSpec) -> None:
     device = Device(spec, total=22 * MIB, beside=20 * MIB)
     with pytest.raises(ConfigError, match=r"the KV pool has 0 bytes.*pool\.memory_fraction"):
         sized(spec, device)
@@ -236,7 +249,9 @@ def loaded(folder):
     ],
 )
 @pytest.mark.parametrize("fails", ["load_weights", "CudaMemory"])
-def test_weights_that_do_not_fit_name_the_remedies(qwen3, monkeypatch, error, fails):
+def test_weights_that_do_not_fit_name_the_remedies(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch, error: Exception, fails: str
+) -> None:
     """While they are loaded, and where the GPU is too full for a context."""
     pytest.importorskip("triton")
 
@@ -253,7 +268,9 @@ def test_weights_that_do_not_fit_name_the_remedies(qwen3, monkeypatch, error, fa
     assert "and more" not in str(reported.value)
 
 
-def test_other_errors_of_loading_stay_what_they_are(qwen3, monkeypatch):
+def test_other_errors_of_loading_stay_what_they_are(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(gpu_loading, "CudaMemory", lambda device: Device(None, 100, 0))
@@ -262,7 +279,9 @@ def test_other_errors_of_loading_stay_what_they_are(qwen3, monkeypatch):
         loaded(qwen3.folder)
 
 
-def test_heads_unfit_for_kv_quant_are_refused_before_loading(qwen3, monkeypatch):
+def test_heads_unfit_for_kv_quant_are_refused_before_loading(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
     odd = replace(read_spec(qwen3.folder), head_dim=30)
     monkeypatch.setattr(gpu_loading, "read_spec", lambda *_: odd)
@@ -271,7 +290,9 @@ def test_heads_unfit_for_kv_quant_are_refused_before_loading(qwen3, monkeypatch)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_a_deterministic_runner_verifies_itself_over_its_pool(spec, monkeypatch, wanted):
+def test_a_deterministic_runner_verifies_itself_over_its_pool(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
     device = Device(spec, total=100 * MIB, beside=20 * MIB)
     proved = []
     monkeypatch.setattr(gpu_loading, "prove_graphs", lambda runner: proved.append(runner) or "bits")
@@ -280,7 +301,9 @@ def test_a_deterministic_runner_verifies_itself_over_its_pool(spec, monkeypatch,
     assert runner.eager.numerics == ("bits" if wanted else "")
 
 
-def test_a_proof_without_room_says_what_to_lower(spec, monkeypatch):
+def test_a_proof_without_room_says_what_to_lower(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(runner):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
@@ -290,7 +313,9 @@ def test_a_proof_without_room_says_what_to_lower(spec, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "codes"), [("auto", None), ("fp8_e4m3", FP8_E4M3)])
-def test_a_gpu_learns_what_its_pool_holds(qwen3, monkeypatch, name, codes):
+def test_a_gpu_learns_what_its_pool_holds(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch, name: str, codes: KvQuant | None
+) -> None:
     reported = []
 
     def remember(*given):
@@ -306,7 +331,9 @@ def test_a_gpu_learns_what_its_pool_holds(qwen3, monkeypatch, name, codes):
         loading.build_engine(qwen3.folder, EngineOptions(device="cuda:1", kv_dtype="int2"))
 
 
-def test_a_worker_without_triton_is_reported(qwen3, monkeypatch):
+def test_a_worker_without_triton_is_reported(
+    qwen3: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "baton.engine.execution.device_runner", None)
     with pytest.raises(ConfigError, match="kernels of cuda:1.*install triton.*worker.device"):
         loaded(qwen3.folder)

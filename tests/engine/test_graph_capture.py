@@ -7,10 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.json_values import JsonObject
 from tests.support.small_models import Reference
 
 pytestmark = pytest.mark.nightly  # under the interpreter, one story of a minute
@@ -27,19 +27,19 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def captured(references: Callable[[str], Reference]) -> dict[str, Any]:
+def captured(references: Callable[[str], Reference]) -> JsonObject:
     """What one process prints of all models: most of its time goes into its imports."""
     line = [sys.executable, "-P", str(STORY)]
     for name, (quantization, _) in MODELS.items():
         line += ["--model", str(references(name).folder), quantization]
     done = subprocess.run(line, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: JsonObject = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_capture_reads_nothing_on_the_host(captured: dict[str, Any], name: str) -> None:
+def test_capture_reads_nothing_on_the_host(captured: JsonObject, name: str) -> None:
     """Over plain KV and codes, ordinary and deterministic."""
     found, (_, kernel) = captured["kernels"][list(MODELS).index(name)], MODELS[name]
     assert len(found) == 4
@@ -47,5 +47,5 @@ def test_capture_reads_nothing_on_the_host(captured: dict[str, Any], name: str) 
         assert any(kernel in each for each in found[pool]), found
 
 
-def test_a_read_on_the_host_is_found(captured: dict[str, Any]) -> None:
+def test_a_read_on_the_host_is_found(captured: JsonObject) -> None:
     assert "meta tensors" in captured["host_read"]

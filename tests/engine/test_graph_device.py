@@ -1,15 +1,18 @@
 """A device that captures, as far as it can be faked, and the host's stand-in for one."""
 
+from __future__ import annotations
+
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from baton.engine.execution import graph_device
 from baton.engine.execution.graph_device import CudaDevice, HostDevice
 
 
-def test_work_is_done_at_capture_and_at_each_replay():
+def test_work_is_done_at_capture_and_at_each_replay() -> None:
     done = []
     replay = HostDevice().capture(lambda: done.append(len(done)))
     assert done == [0]
@@ -18,14 +21,14 @@ def test_work_is_done_at_capture_and_at_each_replay():
     assert done == [0, 1, 2]
 
 
-def test_marks_tell_the_time_between_them():
+def test_marks_tell_the_time_between_them() -> None:
     device = HostDevice()
     earlier, later = device.record_event(), device.record_event()
     later.wait()
     assert later.seconds_since(earlier) >= 0 >= earlier.seconds_since(later)
 
 
-def test_host_room_is_zeros_of_its_kind():
+def test_host_room_is_zeros_of_its_kind() -> None:
     room = HostDevice().host_buffer(2, 3, torch.int32)
     assert room.shape == (2, 3) and room.dtype == torch.int32 and not room.any()
 
@@ -64,7 +67,7 @@ class Streams:
         self.calls.append("end")
 
 
-def test_warm_up_and_all_graphs_are_on_one_stream(monkeypatch):
+def test_warm_up_and_all_graphs_are_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Streams()
     monkeypatch.setattr(graph_device.torch, "cuda", cuda)
     device = CudaDevice(torch.device("cuda", 0))

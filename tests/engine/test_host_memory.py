@@ -1,3 +1,7 @@
+from __future__ import annotations
+
+from pathlib import Path
+
 import pytest
 
 from baton.engine.memory.host_memory import available_bytes, resident_bytes
@@ -9,11 +13,11 @@ def write(path, text):
 
 
 @pytest.fixture
-def meminfo(tmp_path):
+def meminfo(tmp_path: Path) -> Path:
     return write(tmp_path / "meminfo", "MemTotal: 9000 kB\nMemAvailable:   5000 kB\nHuge: 1\n")
 
 
-def test_available_is_what_the_kernel_says(meminfo, tmp_path):
+def test_available_is_what_the_kernel_says(meminfo: Path, tmp_path: Path) -> None:
     assert available_bytes(meminfo, tmp_path, tmp_path / "none") == 5000 * 1024
 
 
@@ -26,13 +30,15 @@ def test_available_is_what_the_kernel_says(meminfo, tmp_path):
         ("999999999999", "0", 5000 * 1024),
     ],
 )
-def test_a_container_has_its_own_limit(meminfo, tmp_path, limit, used, expected):
+def test_a_container_has_its_own_limit(
+    meminfo: Path, tmp_path: Path, limit: str, used: str, expected: int
+) -> None:
     write(tmp_path / "memory.max", f"{limit}\n")
     write(tmp_path / "memory.current", f"{used}\n")
     assert available_bytes(meminfo, tmp_path, tmp_path / "none") == expected
 
 
-def test_without_the_kernels_figures_all_memory_counts(tmp_path):
+def test_without_the_kernels_figures_all_memory_counts(tmp_path: Path) -> None:
     assert available_bytes(tmp_path / "none", tmp_path, tmp_path / "none") > 1 << 20
 
 
@@ -43,14 +49,14 @@ def group(folder, limit, used, stat=""):
     write(folder / "memory.stat", stat)
 
 
-def test_pages_of_files_are_available(meminfo, tmp_path):
+def test_pages_of_files_are_available(meminfo: Path, tmp_path: Path) -> None:
     """A model's files that were just read are no reason to refuse its pool."""
     stat = "anon 500000\nfile 2400000\nactive_file 300000\ninactive_file 2000000\nshmem 100000\n"
     group(tmp_path, 3000000, 2900000, stat)
     assert available_bytes(meminfo, tmp_path, tmp_path / "none") == 3000000 - 600000
 
 
-def test_every_group_around_the_process_has_its_limit(meminfo, tmp_path):
+def test_every_group_around_the_process_has_its_limit(meminfo: Path, tmp_path: Path) -> None:
     own = write(tmp_path / "own", "1:cpu:/elsewhere\n0::/outer/inner\n")
     root = tmp_path / "groups"
     group(root / "outer", 2000000, 500000)
@@ -63,14 +69,14 @@ def test_every_group_around_the_process_has_its_limit(meminfo, tmp_path):
     assert available_bytes(meminfo, root, own) == 600000
 
 
-def test_a_container_that_does_not_see_its_hosts_groups(meminfo, tmp_path):
+def test_a_container_that_does_not_see_its_hosts_groups(meminfo: Path, tmp_path: Path) -> None:
     own = write(tmp_path / "own", "0::/known/to/the/host\n")
     root = tmp_path / "groups"
     group(root, 900000, 100000)
     assert available_bytes(meminfo, root, own) == 800000
 
 
-def test_a_process_knows_what_it_holds_without_mapped_files(tmp_path):
+def test_a_process_knows_what_it_holds_without_mapped_files(tmp_path: Path) -> None:
     status = write(
         tmp_path / "status", "VmHWM: 99 kB\nRssAnon:\t 7 kB\nRssFile: 50 kB\nRssShmem: 2 kB\n"
     )

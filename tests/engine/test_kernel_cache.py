@@ -1,5 +1,7 @@
 """Processes that need the same kernel at once: one compiles it."""
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os
@@ -36,7 +38,7 @@ print(sum(function.stats.cache_misses.values()), sum(function.stats.cache_hits.v
 
 
 @pytest.mark.nightly
-def test_a_kernel_is_compiled_once_by_processes_at_once(tmp_path):
+def test_a_kernel_is_compiled_once_by_processes_at_once(tmp_path: Path) -> None:
     """The two have an installation each: of the same content, in other places."""
     processes = []
     for place in ("one", "other"):
@@ -72,7 +74,9 @@ def held_lock(folder: Path) -> int:
     return descriptor
 
 
-def test_a_stopped_process_delays_others_for_a_bounded_time(tmp_path, monkeypatch):
+def test_a_stopped_process_delays_others_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fill(out):
         out[0] = 7
 
@@ -90,7 +94,9 @@ def test_a_stopped_process_delays_others_for_a_bounded_time(tmp_path, monkeypatc
     assert sum(function.stats.cache_misses.values()) == 1
 
 
-def test_without_locks_kernels_are_compiled_all_the_same(tmp_path, monkeypatch):
+def test_without_locks_kernels_are_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a file system that has none, or beside the lock file of another account."""
 
     def fill(out):
@@ -106,7 +112,9 @@ def test_without_locks_kernels_are_compiled_all_the_same(tmp_path, monkeypatch):
     assert out.tolist() == [5]
 
 
-def test_a_failed_compilation_keeps_no_lock(tmp_path, monkeypatch):
+def test_a_failed_compilation_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(out):
         out[0] = out.no_such_field
 
@@ -118,7 +126,9 @@ def test_a_failed_compilation_keeps_no_lock(tmp_path, monkeypatch):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is held
 
 
-def test_one_thread_at_a_time_may_hold_a_kernels_lock(tmp_path, monkeypatch):
+def test_one_thread_at_a_time_may_hold_a_kernels_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The release of one thread would take the lock of another away."""
 
     def fill(out):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ from baton.engine.memory.kv_conversion import conversion_to
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import KV_QUANTS
 from baton.engine.spec.model_spec import read_spec
+from tests.support.small_models import Reference
 
 SIZE, BLOCKS = 8, 5
 BOUND = {"int8": 0.5 / 127, "fp8_e4m3": 1 / 16}  # of a row's largest, and of a number
 
 
 @pytest.fixture(params=["bfloat16", "float32"])
-def dtype(request):
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return getattr(torch, request.param)
 
 
@@ -35,7 +37,9 @@ def plain_name(dtype):
 
 
 @pytest.mark.parametrize("name", sorted(KV_QUANTS))
-def test_codes_and_scales_are_those_of_a_pool_in_eight_bits(qwen3, dtype, name):
+def test_codes_and_scales_are_those_of_a_pool_in_eight_bits(
+    qwen3: Reference, dtype: torch.dtype, name: str
+) -> None:
     spec = read_spec(qwen3.folder)
     pool, own = plain_pool(spec, dtype), KvPool(spec, BLOCKS, SIZE, dtype, quant=KV_QUANTS[name])
     conversion = conversion_to(pool, spec, f"{name} of {plain_name(dtype)}")
@@ -49,7 +53,9 @@ def test_codes_and_scales_are_those_of_a_pool_in_eight_bits(qwen3, dtype, name):
 
 
 @pytest.mark.parametrize("name", sorted(KV_QUANTS))
-def test_the_way_there_and_back_is_within_half_a_step(qwen3, dtype, name):
+def test_the_way_there_and_back_is_within_half_a_step(
+    qwen3: Reference, dtype: torch.dtype, name: str
+) -> None:
     spec = read_spec(qwen3.folder)
     pool, narrow = plain_pool(spec, dtype), KvPool(spec, 2, SIZE, dtype, quant=KV_QUANTS[name])
     there = conversion_to(pool, spec, f"{name} of {plain_name(dtype)}").converted([1, 4])
@@ -71,7 +77,7 @@ def test_the_way_there_and_back_is_within_half_a_step(qwen3, dtype, name):
 
 
 @pytest.mark.parametrize("name", sorted(KV_QUANTS))
-def test_latent_rows_have_two_scales(references, name):
+def test_latent_rows_have_two_scales(references: Callable[[str], Reference], name: str) -> None:
     spec = read_spec(references("deepseek-v3").folder)
     assert spec.latent is not None
     pool = plain_pool(spec, torch.bfloat16)
@@ -89,7 +95,7 @@ def test_latent_rows_have_two_scales(references, name):
         assert ((part - other).abs() <= (BOUND[name] + 2.0**-8) * largest + 1e-7).all()
 
 
-def test_the_kv_of_a_draft_model_is_copied(qwen3):
+def test_the_kv_of_a_draft_model_is_copied(qwen3: Reference) -> None:
     spec = read_spec(qwen3.folder)
     draft = dataclasses.replace(spec, layers=1)
     pool = plain_pool(spec, torch.bfloat16, draft)
@@ -100,7 +106,7 @@ def test_the_kv_of_a_draft_model_is_copied(qwen3):
     assert torch.equal(found[:, alone.block_bytes :], pool.bytes_tensor()[[4, 1], -slabs * size :])
 
 
-def test_what_is_not_converted(qwen3):
+def test_what_is_not_converted(qwen3: Reference) -> None:
     spec = read_spec(qwen3.folder)
     plain = KvPool(spec, 2, SIZE, torch.bfloat16)
     narrow = KvPool(spec, 2, SIZE, torch.bfloat16, quant=KV_QUANTS["int8"])

@@ -1,13 +1,16 @@
 """Latent attention against keys and values written out for every head, on random pools."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from baton.engine.cpu.linear import CpuMatrix
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.memory.kv_quant import FP8_E4M3, INT8
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, KvQuant
 from baton.engine.model import mla as latent
 from baton.engine.model.mla import (
     LatentAttention,
@@ -22,6 +25,7 @@ from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import read_spec
 from baton.engine.spec.moe_spec import LatentSpec
 from baton.engine.spec.rope_spec import RopeSpec
+from tests.support.small_models import Reference
 
 BLOCKS, SIZE, HEADS, HIDDEN, LAYER = 40, 8, 4, 64, 1
 SPEC = LatentSpec(32, 8, 12, 16, query_rank=None, interleaved=True)
@@ -30,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def pool(request, references):
+def pool(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> KvPool:
     torch.manual_seed(4)
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, request.param)
     pool.tensor.normal_()
@@ -38,7 +42,7 @@ def pool(request, references):
 
 
 @pytest.fixture
-def up(pool):
+def up(pool: KvPool) -> torch.Tensor:
     torch.manual_seed(9)
     return (torch.randn(HEADS, 12 + 16, 32) / 6).to(pool.tensor.dtype)
 
@@ -70,7 +74,7 @@ def written_out(pool, query, blocks, length, up):
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 8, 9, 100])
-def test_decode_is_attention_written_out(pool, up, start):
+def test_decode_is_attention_written_out(pool: KvPool, up: torch.Tensor, start: int) -> None:
     blocks = table(start + 1)
     queries = torch.randn(1, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
     out = attention(pool).attend(LAYER, queries, up, step(Slice([1], start, blocks)))
@@ -82,7 +86,9 @@ def test_decode_is_attention_written_out(pool, up, start):
 
 @pytest.mark.parametrize("start", [0, 5, 8, 50])
 @pytest.mark.parametrize("rows", [2, 11, 20])  # at 50, 20 are expanded and 11 are not
-def test_chunk_is_attention_written_out(pool, up, rows, start):
+def test_chunk_is_attention_written_out(
+    pool: KvPool, up: torch.Tensor, rows: int, start: int
+) -> None:
     blocks = table(start + rows)
     queries = torch.randn(rows, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
     out = attention(pool).attend(LAYER, queries, up, step(Slice([1] * rows, start, blocks)))
@@ -93,7 +99,9 @@ def test_chunk_is_attention_written_out(pool, up, rows, start):
 
 
 @pytest.mark.parametrize("rows", [11, 20])
-def test_memory_is_bounded_by_computing_in_parts(pool, up, rows, monkeypatch):
+def test_memory_is_bounded_by_computing_in_parts(
+    pool: KvPool, up: torch.Tensor, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A few heads at a time where a chunk is expanded, a few rows where it is absorbed."""
     blocks = table(50 + rows)
     queries = torch.randn(rows, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
@@ -112,7 +120,9 @@ def mixed_step():
     return [Slice([1] * n, start, table(start + n, order)) for n, start in lengths]
 
 
-def test_a_sequence_does_not_depend_on_the_batch_beyond_rounding(pool, up):
+def test_a_sequence_does_not_depend_on_the_batch_beyond_rounding(
+    pool: KvPool, up: torch.Tensor
+) -> None:
     slices = mixed_step()
     layout = step(*slices)
     queries = torch.randn(len(layout.tokens), HEADS, SPEC.query_dim).to(pool.tensor.dtype)
@@ -124,7 +134,7 @@ def test_a_sequence_does_not_depend_on_the_batch_beyond_rounding(pool, up):
         torch.testing.assert_close(alone, together[first:end], rtol=0, atol=tolerance)
 
 
-def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, up):
+def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool: KvPool, up: torch.Tensor) -> None:
     slices = mixed_step()
     layout = step(*slices)
     queries = torch.randn(len(layout.tokens), HEADS, SPEC.query_dim).to(pool.tensor.dtype)
@@ -138,13 +148,13 @@ def test_tokens_beyond_the_length_do_not_matter_even_as_nan(pool, up):
     assert torch.equal(ours.attend(LAYER, queries, up, layout), before)
 
 
-def test_large_scores_do_not_overflow(pool, up):
+def test_large_scores_do_not_overflow(pool: KvPool, up: torch.Tensor) -> None:
     layout = step(*mixed_step())
     queries = torch.full((len(layout.tokens), HEADS, SPEC.query_dim), 1e4).to(pool.tensor.dtype)
     assert attention(pool).attend(LAYER, queries, up, layout).isfinite().all()
 
 
-def test_write_touches_its_tokens_alone(pool):
+def test_write_touches_its_tokens_alone(pool: KvPool) -> None:
     before = pool.tensor.clone()
     layout = step(Slice([1, 1, 1], 6, [3, 5]), Slice([1], 2, [9]))
     rows = torch.randn(4, SPEC.width).to(pool.tensor.dtype)
@@ -155,7 +165,7 @@ def test_write_touches_its_tokens_alone(pool):
     assert torch.equal(pool.tensor, before)
 
 
-def test_absorbed_products_are_those_of_keys_and_values(up):
+def test_absorbed_products_are_those_of_keys_and_values(up: torch.Tensor) -> None:
     up = up.float()
     queries, rows = torch.randn(3, HEADS, SPEC.query_dim), torch.randn(7, SPEC.width)
     pairs = torch.einsum("tr,hpr->thp", rows[:, :32], up)
@@ -181,7 +191,9 @@ def plain_weights(query_rank=None):
 
 @pytest.mark.parametrize("query_rank", [None, 24])
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_products_depend_on_the_distance_of_positions_alone(references, query_rank, interleaved):
+def test_products_depend_on_the_distance_of_positions_alone(
+    references: Callable[[str], Reference], query_rank: int | None, interleaved: bool
+) -> None:
     """What rotation is for: moved by 7 positions together, a sequence's output stays."""
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE)
     ours = attention(pool, LatentSpec(32, 8, 12, 16, query_rank, interleaved))
@@ -197,7 +209,9 @@ def test_products_depend_on_the_distance_of_positions_alone(references, query_ra
     assert not torch.allclose(here, output(torch.arange(9) * 2), atol=1e-3)
 
 
-def test_neighbours_and_halves_turn_by_the_same_angles(references):
+def test_neighbours_and_halves_turn_by_the_same_angles(
+    references: Callable[[str], Reference],
+) -> None:
     """An interleaved model equals one whose rotated rows are sorted into halves."""
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE)
     rows = torch.randn(HEADS * SPEC.query_dim + SPEC.width, HIDDEN) / 8
@@ -222,7 +236,7 @@ V3 = LatentSpec(512, 64, 128, 128, 1536, interleaved=True)
 
 @pytest.mark.parametrize("spec", [SPEC, V3], ids=["small", "v3"])
 @pytest.mark.parametrize("tokens", [300, 5000])
-def test_expansion_pays_where_its_multiplications_are_fewer(spec, tokens):
+def test_expansion_pays_where_its_multiplications_are_fewer(spec: LatentSpec, tokens: int) -> None:
     both = []
     for rows in range(2, 301):
         product = spec.rank * (spec.plain_dim + spec.value_dim)
@@ -233,14 +247,14 @@ def test_expansion_pays_where_its_multiplications_are_fewer(spec, tokens):
     assert set(both) == {True, False}
 
 
-def test_a_whole_prompt_is_expanded_and_a_short_end_is_not():
+def test_a_whole_prompt_is_expanded_and_a_short_end_is_not() -> None:
     assert expansion_pays(V3, 2, 2)
     assert expansion_pays(V3, 171, 1 << 17)
     assert not expansion_pays(V3, 170, 1 << 17)
     assert not expansion_pays(V3, 16, 1024)
 
 
-def test_scale_is_the_one_given(pool, up):
+def test_scale_is_the_one_given(pool: KvPool, up: torch.Tensor) -> None:
     blocks = table(9)
     queries = torch.randn(1, HEADS, SPEC.query_dim).to(pool.tensor.dtype)
     layout = step(Slice([1], 8, blocks))
@@ -253,7 +267,9 @@ def test_scale_is_the_one_given(pool, up):
 
 
 @pytest.mark.parametrize(("codes", "bound"), [(INT8, 0.5 / 127), (FP8_E4M3, 1 / 16)])
-def test_latent_and_key_are_coded_apart(references, codes, bound):
+def test_latent_and_key_are_coded_apart(
+    references: Callable[[str], Reference], codes: KvQuant, bound: float
+) -> None:
     """Each within its own scale, however large the other is; what is written stays as it is."""
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, quant=codes)
     layout, rows = step(Slice([1] * 11, 0, [7, 3])), torch.randn(11, SPEC.width)
@@ -272,7 +288,9 @@ def test_latent_and_key_are_coded_apart(references, codes, bound):
     assert not pool.memory[others].any()
 
 
-def test_attention_over_kv_quant_equals_that_over_its_numbers(references, up):
+def test_attention_over_kv_quant_equals_that_over_its_numbers(
+    references: Callable[[str], Reference], up: torch.Tensor
+) -> None:
     if up.dtype != torch.float32:
         pytest.skip("the numbers of codes are float32")
     spec = read_spec(references("deepseek-v2").folder)
@@ -289,7 +307,7 @@ def test_attention_over_kv_quant_equals_that_over_its_numbers(references, up):
         assert torch.equal(found, wanted)
 
 
-def test_a_latent_that_is_no_number_stays_none(references):
+def test_a_latent_that_is_no_number_stays_none(references: Callable[[str], Reference]) -> None:
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, quant=INT8)
     rows = torch.randn(2, SPEC.width)
     rows[1, SPEC.rank + 1] = float("nan")

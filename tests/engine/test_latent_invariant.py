@@ -1,5 +1,9 @@
 """The strict form of latent attention against the usual one, and its bits against themselves."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,6 +14,7 @@ from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.model_spec import AttentionSpec, read_spec
 from baton.engine.spec.moe_spec import LatentSpec
+from tests.support.small_models import Reference
 
 BLOCKS, SIZE, HEADS = 40, 8, 4
 SPEC = LatentSpec(32, 8, 12, 16, query_rank=None, interleaved=True)
@@ -22,7 +27,7 @@ ATTENTION = AttentionSpec(scale=0.3, windows=(0, 0, 0))
         pytest.param(torch.bfloat16, id="bfloat16", marks=pytest.mark.nightly),
     ]
 )
-def pool(request, references):
+def pool(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> KvPool:
     torch.manual_seed(6)
     pool = KvPool(read_spec(references("deepseek-v2").folder), BLOCKS, SIZE, request.param)
     pool.tensor.normal_()
@@ -48,7 +53,7 @@ def queries_and_up(pool, rows):
     return queries, (torch.randn(HEADS, 28, 32) / 6).to(pool.tensor.dtype)
 
 
-def test_equals_the_usual_one_up_to_rounding(pool):
+def test_equals_the_usual_one_up_to_rounding(pool: KvPool) -> None:
     layout = layout_of(*some_slices())
     queries, up = queries_and_up(pool, len(layout.tokens))
     strict = InvariantLatentAttention(pool, SPEC, HEADS, ATTENTION)
@@ -59,7 +64,7 @@ def test_equals_the_usual_one_up_to_rounding(pool):
     torch.testing.assert_close(one, two, rtol=0, atol=tolerance)
 
 
-def test_other_sequences_change_no_bit(pool):
+def test_other_sequences_change_no_bit(pool: KvPool) -> None:
     slices = some_slices()
     layout = layout_of(*slices)
     queries, up = queries_and_up(pool, len(layout.tokens))
@@ -70,7 +75,7 @@ def test_other_sequences_change_no_bit(pool):
         assert torch.equal(alone, together[first:end])
 
 
-def test_chunks_change_no_bit(pool):
+def test_chunks_change_no_bit(pool: KvPool) -> None:
     item = some_slices()[-1]
     queries, up = queries_and_up(pool, 70)
     strict = InvariantLatentAttention(pool, SPEC, HEADS, ATTENTION)
@@ -83,7 +88,7 @@ def test_chunks_change_no_bit(pool):
         start += count
 
 
-def test_what_is_written_is_what_is_read(pool):
+def test_what_is_written_is_what_is_read(pool: KvPool) -> None:
     """The strict kernel sees the pool itself, not a copy."""
     strict = InvariantLatentAttention(pool, SPEC, HEADS, ATTENTION)
     item = Slice([1], 8, [3, 5])

@@ -1,13 +1,15 @@
 """Latent attention on a GPU: which rows are absorbed, which chunks expanded. The results are held
 by `latent_parity` (see test_triton_latent)."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from baton.engine.model.mla import expansion_pays
-from baton.engine.model.step_layout import Bounds, lay_out
+from baton.engine.model.step_layout import Bounds, StepLayout, lay_out
 from baton.engine.scheduling.batch import Slice, StepBatch
 from baton.engine.spec.moe_spec import LatentSpec
 from baton.engine.triton.decode_buffers import DecodeLimits
@@ -27,7 +29,7 @@ def make(kind=torch.float32, **how):
 
 
 @pytest.fixture
-def layout():
+def layout() -> StepLayout:
     """Rows: one that decodes, a chunk that is expanded, one far behind its prefix."""
     batch = StepBatch(
         (
@@ -40,7 +42,7 @@ def layout():
     return lay_out(batch, BOUNDS)
 
 
-def test_short_chunks_are_absorbed_with_the_rows_that_decode(layout):
+def test_short_chunks_are_absorbed_with_the_rows_that_decode(layout: StepLayout) -> None:
     step = latent_step(make(), layout)
     assert [chunk.first for chunk, _ in step.expanded] == [1]
     assert step.expanded[0][1].tolist() == [1, 2, 3, 4]
@@ -53,14 +55,14 @@ def test_short_chunks_are_absorbed_with_the_rows_that_decode(layout):
     assert absorbed.sequences.dtype == absorbed.lengths.dtype == torch.int32
 
 
-def test_deterministic_expands_nothing(layout):
+def test_deterministic_expands_nothing(layout: StepLayout) -> None:
     step = latent_step(make(deterministic=True), layout)
     assert step.expanded == ()
     assert step.absorbed.rows.tolist() == list(range(34))
     assert step.absorbed.lengths.tolist() == [10, *range(1, 31), 201, 202, 203]
 
 
-def test_rows_that_decode_alone_are_not_gathered():
+def test_rows_that_decode_alone_are_not_gathered() -> None:
     """So that a captured graph reads what the next step's layout is written into."""
     batch = StepBatch((Slice([1], 3, [7]), Slice([1], 9, [2, 4])))
     layout = lay_out(batch, BOUNDS)
@@ -72,12 +74,12 @@ def test_rows_that_decode_alone_are_not_gathered():
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn, torch.float64])
-def test_a_pool_of_other_numbers_is_refused(kind):
+def test_a_pool_of_other_numbers_is_refused(kind: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=rf"{kind}.*bfloat16, float16, float32.*worker.dtype"):
         make(kind)
 
 
-def test_arrays_are_made_once_a_step(layout):
+def test_arrays_are_made_once_a_step(layout: StepLayout) -> None:
     attention = make()
     step = latent_step(attention, layout)
     assert latent_step(attention, layout) is step

@@ -1,3 +1,7 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -24,12 +28,12 @@ FLOAT32_HALF_BIT, BFLOAT16_HALF_BIT = 2**-24, 2**-8
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def dtype(request):
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
 @pytest.fixture(params=["compiled", "packed", "plain"])
-def packing(request, monkeypatch):
+def packing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "compiled":
         monkeypatch.setattr(linear, "compiled_linear", lambda *_: None)
     if request.param == "plain":
@@ -52,7 +56,7 @@ def product(weight, x, bias=None):
 @pytest.mark.parametrize("rows", [1, 2, 5, 35, 64])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("outputs", [48, 64])
-def test_product(packing, dtype, rows, biased, outputs):
+def test_product(packing: None, dtype: torch.dtype, rows: int, biased: bool, outputs: int) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(outputs, 32).to(dtype), torch.randn(rows, 32).to(dtype)
     bias = torch.randn(outputs).to(dtype) if biased else None
@@ -63,7 +67,7 @@ def test_product(packing, dtype, rows, biased, outputs):
     assert ((out.double() - exact).abs() <= allowed).all()
 
 
-def test_few_numbers_of_rows_are_met_and_little_is_added():
+def test_few_numbers_of_rows_are_met_and_little_is_added() -> None:
     met = {rows: padded_rows(rows) for rows in range(1, 2049)}
     assert all(rows <= more < rows * 9 / 8 for rows, more in met.items())
     assert all(padded_rows(more) == more for more in met.values())
@@ -72,7 +76,7 @@ def test_few_numbers_of_rows_are_met_and_little_is_added():
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
-def test_a_new_number_of_rows_costs_no_memory(own_process):
+def test_a_new_number_of_rows_costs_no_memory(own_process: Callable[..., str]) -> None:
     """oneDNN keeps a kernel for each that it meets: half a MB, a thousand times."""
     if not linear.torch_can_pack(torch.zeros(176, 208)):
         pytest.skip("this machine does not pack")
@@ -80,7 +84,7 @@ def test_a_new_number_of_rows_costs_no_memory(own_process):
 
 
 @pytest.mark.parametrize("outputs", [48, 64])
-def test_a_row_among_others(packing, dtype, outputs):
+def test_a_row_among_others(packing: None, dtype: torch.dtype, outputs: int) -> None:
     weight, x = torch.randn(outputs, 256).to(dtype), torch.randn(40, 256).to(dtype)
     matrix = CpuMatrix(weight)
     exact, allowed = product(weight, x)
@@ -90,7 +94,7 @@ def test_a_row_among_others(packing, dtype, outputs):
         assert ((alone.double() - exact[row]).abs() <= allowed[row]).all()
 
 
-def test_the_bound_tells_a_mistake_from_rounding(dtype):
+def test_the_bound_tells_a_mistake_from_rounding(dtype: torch.dtype) -> None:
     """One product of 32 left out nearly always shows; what is summed right never does."""
     torch.manual_seed(0)
     weight, x = torch.randn(48, 32).to(dtype), torch.randn(64, 32).to(dtype)
@@ -102,7 +106,7 @@ def test_the_bound_tells_a_mistake_from_rounding(dtype):
 
 
 @pytest.mark.parametrize("outputs", [16, 64])
-def test_weight_may_change_afterwards_or_not_as_packed(dtype, outputs):
+def test_weight_may_change_afterwards_or_not_as_packed(dtype: torch.dtype, outputs: int) -> None:
     """A packed matrix is a copy: the loader's buffer may go."""
     weight = torch.randn(outputs, 16).to(dtype)
     if not linear.torch_can_pack(weight) and not linear.compiled_linear(weight, None, False):
@@ -113,17 +117,17 @@ def test_weight_may_change_afterwards_or_not_as_packed(dtype, outputs):
     assert torch.equal(matrix(x), before)
 
 
-def test_other_kinds_are_not_packed():
+def test_other_kinds_are_not_packed() -> None:
     for dtype in (torch.float64, torch.float16):
         assert not linear.torch_can_pack(torch.zeros(64, 4, dtype=dtype))
         assert linear.compiled_linear(torch.zeros(64, 4, dtype=dtype), None, False) is None
 
 
-def test_without_the_operators_nothing_is_packed(monkeypatch):
+def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear.torch.ops, "mkldnn", object())
     assert not linear.torch_can_pack(torch.zeros(4, 4))
 
 
-def test_without_numba_nothing_is_compiled(monkeypatch):
+def test_without_numba_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "find_spec", lambda name: None)
     assert linear.compiled_linear(torch.zeros(64, 4, dtype=torch.bfloat16), None, False) is None

@@ -1,3 +1,6 @@
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -65,7 +68,7 @@ def rows(count, inputs=160, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(48, 256), (64, 160), (40, 3072)])
-def test_a_row_does_not_depend_on_the_others(dtype, shape):
+def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     linear = InvariantLinear(CpuMatrix(torch.randn(shape).to(dtype)), RowTilings())
     x = rows(130, shape[1], dtype)
@@ -76,7 +79,9 @@ def test_a_row_does_not_depend_on_the_others(dtype, shape):
         assert torch.equal(linear(x[-count:]), whole[-count:])
 
 
-def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
+def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """oneDNN on AMX splits such sums among threads, also of a fixed number of rows."""
     monkeypatch.setattr(linear_invariant, "_MAX_ROWS", 128)  # measured in a tenth of the time
     weight = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(5))
@@ -93,14 +98,14 @@ def test_threads_change_no_row_of_an_ordinary_bfloat16_matrix(monkeypatch):
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not process_memory.HEAP_IS_REPORTED, reason="needs glibc 2.33")
-def test_no_row_count_costs_memory_after_the_measurement(own_process):
+def test_no_row_count_costs_memory_after_the_measurement(own_process: Callable[..., str]) -> None:
     """A worker meets its last number of rows after hours: oneDNN would keep a kernel for it."""
     if not torch_can_pack(torch.zeros(112, 144)):
         pytest.skip("this machine does not pack")
     assert int(own_process(ROWS)) < 1 << 18
 
 
-def test_a_matrix_that_keeps_rows_apart_gets_them_as_they_are():
+def test_a_matrix_that_keeps_rows_apart_gets_them_as_they_are() -> None:
     plain = Plain(lambda count: False)
     linear = InvariantLinear(plain, RowTilings())
     x = rows(3)
@@ -110,7 +115,7 @@ def test_a_matrix_that_keeps_rows_apart_gets_them_as_they_are():
     assert plain.seen == {1}
 
 
-def test_one_row_that_takes_another_kernel_is_sent_in_company():
+def test_one_row_that_takes_another_kernel_is_sent_in_company() -> None:
     plain = Plain(lambda count: count == 1)
     linear = InvariantLinear(plain, RowTilings())
     whole = linear(rows(9))
@@ -120,7 +125,7 @@ def test_one_row_that_takes_another_kernel_is_sent_in_company():
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_a_matrix_with_many_kernels_gets_a_fixed_number_of_rows(count):
+def test_a_matrix_with_many_kernels_gets_a_fixed_number_of_rows(count: int) -> None:
     plain = Plain(lambda count: count != 64)
     linear = InvariantLinear(plain, RowTilings())
     whole = linear(rows(200))
@@ -130,7 +135,7 @@ def test_a_matrix_with_many_kernels_gets_a_fixed_number_of_rows(count):
 
 
 @pytest.mark.parametrize("border", [1, 12, 32, 254, 512])
-def test_another_kernel_for_any_number_of_rows_is_found(border):
+def test_another_kernel_for_any_number_of_rows_is_found(border: int) -> None:
     """Whether few rows take it, many, or one number alone of those that are measured."""
     for odd in (lambda n: n <= border, lambda n: n > border, lambda n: n == border + 1):
         plain = Plain(odd)
@@ -141,7 +146,9 @@ def test_another_kernel_for_any_number_of_rows_is_found(border):
 
 
 @pytest.mark.parametrize(("large", "most"), [(1 << 24, 1024), (100, 256)])
-def test_no_more_rows_at_once_than_were_measured(monkeypatch, large, most):
+def test_no_more_rows_at_once_than_were_measured(
+    monkeypatch: pytest.MonkeyPatch, large: int, most: int
+) -> None:
     monkeypatch.setattr(linear_invariant, "_LARGE_MATRIX", large)
     plain = Plain(lambda count: False)
     linear = InvariantLinear(plain, RowTilings())
@@ -154,14 +161,14 @@ def test_no_more_rows_at_once_than_were_measured(monkeypatch, large, most):
     torch.testing.assert_close(out, x @ plain.weight.T, rtol=0, atol=1e-4)
 
 
-def test_a_matrix_whose_rows_cannot_be_kept_apart_is_refused():
+def test_a_matrix_whose_rows_cannot_be_kept_apart_is_refused() -> None:
     calls = []
     plain = Plain(lambda count: calls.append(count) or len(calls) % 2 == 0)
     with pytest.raises(ConfigError, match=r"worker\.deterministic: .* 160 inputs in float32"):
         InvariantLinear(plain, RowTilings())(rows(2))
 
 
-def test_a_shape_is_measured_once():
+def test_a_shape_is_measured_once() -> None:
     first, second = Plain(lambda count: count == 1), Plain(lambda count: count == 1)
     ways = RowTilings()
     InvariantLinear(first, ways)(rows(1))
@@ -171,7 +178,7 @@ def test_a_shape_is_measured_once():
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["plain first", "other first"])
-def test_two_kinds_of_one_shape_are_measured_apart(order):
+def test_two_kinds_of_one_shape_are_measured_apart(order: tuple[int, int]) -> None:
     class Other(Plain):
         pass
 
@@ -185,7 +192,7 @@ def test_two_kinds_of_one_shape_are_measured_apart(order):
     assert [product.seen for product in products] == [{1}, {64}]
 
 
-def test_a_product_that_switches_gets_a_fixed_number_of_rows():
+def test_a_product_that_switches_gets_a_fixed_number_of_rows() -> None:
     """Also beside another in one matrix; nothing is measured."""
     for others in ((), (Plain(lambda count: False),)):
         product = Switching()
@@ -198,7 +205,9 @@ def test_a_product_that_switches_gets_a_fixed_number_of_rows():
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_slow_bfloat16_product_says_that_it_switches(monkeypatch, fast):
+def test_a_slow_bfloat16_product_says_that_it_switches(
+    monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
     """It is one kernel for two rows, and one in float32 for more."""
     monkeypatch.setattr(model_linear, "bfloat16_is_fast", lambda: fast)
     weight = torch.randn(24, 161)
@@ -215,7 +224,7 @@ class Layer:
     absent: None = None
 
 
-def test_every_product_of_the_weights_and_no_other_is_wrapped():
+def test_every_product_of_the_weights_and_no_other_is_wrapped() -> None:
     norm, inner = torch.ones(2), Plain(lambda count: False)
     layer = Layer(norm, inner, (inner, Layer(norm, inner, ())))
     wrapped = with_invariant_linears((layer, layer))[1]

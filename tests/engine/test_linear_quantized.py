@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -37,7 +39,7 @@ FORMS = {
 
 
 @pytest.fixture(params=["compiled", "plain"])
-def way(request, monkeypatch):
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With torch's kernels and ours, and as where both are missing."""
     if request.param == "plain":
         monkeypatch.setattr(linear_quantized, "find_spec", lambda name: None)
@@ -47,7 +49,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("out", [64, 300])
-def test_the_product_is_that_of_the_values(way, name, out):
+def test_the_product_is_that_of_the_values(way: str, name: str, out: int) -> None:
     torch.manual_seed(out)
     weight = FORMS[name](torch.randn(out, 384))
     bias = torch.randn(out).to(torch.bfloat16)
@@ -62,7 +64,7 @@ def test_the_product_is_that_of_the_values(way, name, out):
         assert (found.float() - wanted).norm() < 0.0035 * wanted.norm()
 
 
-def test_scales_of_a_file_are_not_rounded():
+def test_scales_of_a_file_are_not_rounded() -> None:
     """A rounded one is off in all of its row's results alike, which their own rounding is not."""
     torch.manual_seed(5)
     ours = quantize_int8(torch.randn(64, 384))
@@ -77,7 +79,7 @@ def test_scales_of_a_file_are_not_rounded():
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_float32_is_as_exact_as_its_values(name):
+def test_float32_is_as_exact_as_its_values(name: str) -> None:
     torch.manual_seed(1)
     weight = FORMS[name](torch.randn(70, 384))
     x = torch.randn(3, 384)
@@ -85,7 +87,7 @@ def test_float32_is_as_exact_as_its_values(name):
     torch.testing.assert_close(found, x @ weight.dequantized().T, rtol=1e-4, atol=1e-4)
 
 
-def test_every_fp8_code_is_unpacked_as_torch_does():
+def test_every_fp8_code_is_unpacked_as_torch_does() -> None:
     codes = torch.arange(256, dtype=torch.uint8)
     codes[codes & 0x7F == 0x7F] = 0
     weight = QuantizedWeight(
@@ -97,7 +99,7 @@ def test_every_fp8_code_is_unpacked_as_torch_does():
     assert torch.equal(found, weight.dequantized(torch.bfloat16).T)
 
 
-def test_every_int4_code_is_unpacked_by_both_ways():
+def test_every_int4_code_is_unpacked_by_both_ways() -> None:
     torch.manual_seed(2)
     weight = quantize_int4(torch.randn(192, 64), 32)
     product = QuantizedMatrix(weight)
@@ -109,7 +111,7 @@ def test_every_int4_code_is_unpacked_by_both_ways():
     torch.testing.assert_close(few, values.T, rtol=0.01, atol=0.02)
 
 
-def test_permuted_columns_take_permuted_inputs(way):
+def test_permuted_columns_take_permuted_inputs(way: str) -> None:
     torch.manual_seed(3)
     whole = quantize_int4(torch.randn(64, 64), 32)
     order = torch.randperm(64)
@@ -119,21 +121,21 @@ def test_permuted_columns_take_permuted_inputs(way):
     assert (QuantizedMatrix(weight)(x).float() - wanted).norm() < 0.005 * wanted.norm()
 
 
-def test_an_input_that_is_not_contiguous():
+def test_an_input_that_is_not_contiguous() -> None:
     weight = quantize_int8(torch.randn(64, 64))
     wide = torch.randn(4, 128).to(torch.bfloat16)
     product = QuantizedMatrix(weight)
     assert torch.equal(product(wide[:, ::2]), product(wide[:, ::2].contiguous()))
 
 
-def test_joined_matrices_lie_one_below_the_other():
+def test_joined_matrices_lie_one_below_the_other() -> None:
     one, other = torch.randn(3, 8), torch.randn(5, 8)
     x = torch.randn(2, 8)
     found = JoinedMatrix([lambda x: x @ one.T, lambda x: x @ other.T])(x)
     torch.testing.assert_close(found, x @ torch.cat((one, other)).T)
 
 
-def test_a_packed_order_of_another_kind_is_not_used(monkeypatch):
+def test_a_packed_order_of_another_kind_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     class Operators:
         _weight_int4pack_mm_for_cpu = None
 

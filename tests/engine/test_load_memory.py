@@ -5,8 +5,12 @@ and, with the pages of mapped files, the kernel's own highest mark (VmHWM). A sm
 loaded first: libraries, compiled code and threads are there before anything is counted.
 """
 
+from __future__ import annotations
+
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,7 +104,9 @@ linux = pytest.mark.skipif(
 
 @pytest.mark.nightly
 @linux
-def test_loading_peaks_at_a_tenth_more_than_the_model(own_process, tmp_path):
+def test_loading_peaks_at_a_tenth_more_than_the_model(
+    own_process: Callable[..., str], tmp_path: Path
+) -> None:
     size, peak, _, mark = measured(own_process, tmp_path, "none")
     assert size > 90e6
     assert 0.97 * size < peak < 1.1 * size
@@ -109,7 +115,9 @@ def test_loading_peaks_at_a_tenth_more_than_the_model(own_process, tmp_path):
 
 @linux
 @pytest.mark.nightly
-def test_quantising_makes_no_plain_copy_of_the_model(own_process, tmp_path):
+def test_quantising_makes_no_plain_copy_of_the_model(
+    own_process: Callable[..., str], tmp_path: Path
+) -> None:
     size, peak, after, mark = measured(own_process, tmp_path, "int4")
     assert after < 0.45 * size  # embedding and head, 7 % of the model, stay as they are
     assert peak < 1.2 * after

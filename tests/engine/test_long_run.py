@@ -3,12 +3,16 @@
 400 steps by default, so that the test is short; BATON_LONG_RUN_STEPS=10000 runs them all.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from baton.runtime import process_memory
+from tests.support.small_models import Reference
 
 STORY = Path(__file__).with_name("long_run_story.py")
 STEPS = int(os.environ.get("BATON_LONG_RUN_STEPS", "400"))
@@ -26,20 +30,22 @@ pytestmark = [
 
 
 @pytest.fixture
-def growth(references, own_process):
+def growth(
+    references: Callable[[str], Reference], own_process: Callable[..., str]
+) -> Callable[[str], int]:
     """By how many bytes a process grows in STEPS steps of a story."""
     folder = references("llama-biased").folder
     return lambda name: int(own_process(STORY, folder, name, STEPS, within_s=SECONDS))
 
 
-def test_what_each_step_leaves_behind_is_seen(growth):
+def test_what_each_step_leaves_behind_is_seen(growth: Callable[[str], int]) -> None:
     assert growth("leak") > LIMIT_BYTES
 
 
 @pytest.mark.parametrize("name", ["plain", "deterministic"])
-def test_steps_leave_nothing_behind(growth, name):
+def test_steps_leave_nothing_behind(growth: Callable[[str], int], name: str) -> None:
     assert growth(name) < LIMIT_BYTES
 
 
-def test_steps_of_a_gpus_runner_leave_nothing_on_the_host(growth):
+def test_steps_of_a_gpus_runner_leave_nothing_on_the_host(growth: Callable[[str], int]) -> None:
     assert growth("gpu") < LIMIT_BYTES

@@ -1,13 +1,18 @@
 """What `config.json` says of mixtures and latent attention, with the released models' values."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.moe_spec import ExpertsSpec, LatentSpec
 from baton.engine.spec.rope_spec import RopeSpec
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
 
 BASE = {
     "hidden_size": 64,
@@ -80,7 +85,7 @@ V3 = {
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(tmp_path: Path) -> Callable[..., ModelSpec]:
     def read(values, **changes):
         (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
         return read_spec(tmp_path)
@@ -92,21 +97,21 @@ def without(values, *names):
     return {name: value for name, value in values.items() if name not in names}
 
 
-def test_mixtral(read):
+def test_mixtral(read: Callable[..., ModelSpec]) -> None:
     spec = read(MIXTRAL)
     assert spec.experts == ExpertsSpec((True,) * 4, 8, 2, 96, normalise=True)
     assert (spec.rope.theta, spec.norm_eps) == (1e6, 1e-5)
     assert spec.latent is None
 
 
-def test_qwen3_moe(read):
+def test_qwen3_moe(read: Callable[..., ModelSpec]) -> None:
     spec = read(QWEN3, norm_topk_prob=True, num_experts_per_tok=4, moe_intermediate_size=32)
     assert spec.experts == ExpertsSpec((True,) * 4, 128, 4, 32, normalise=True)
     assert spec.qk_norm
     assert not read(QWEN3).experts.normalise
 
 
-def test_transformers_5_writes_the_count_by_another_name(read):
+def test_transformers_5_writes_the_count_by_another_name(read: Callable[..., ModelSpec]) -> None:
     assert read(without(QWEN3, "num_experts"), num_local_experts=9).experts.count == 9
 
 
@@ -120,12 +125,14 @@ def test_transformers_5_writes_the_count_by_another_name(read):
         (3, None, (False, False, True, False)),
     ],
 )
-def test_which_layers_are_mixtures(read, step, dense, sparse):
+def test_which_layers_are_mixtures(
+    read: Callable[..., ModelSpec], step: int, dense: list[int] | None, sparse: tuple[bool, ...]
+) -> None:
     spec = read(QWEN3, decoder_sparse_step=step, mlp_only_layers=dense)
     assert spec.experts.sparse == sparse
 
 
-def test_deepseek_v2_lite(read):
+def test_deepseek_v2_lite(read: Callable[..., ModelSpec]) -> None:
     spec = read(V2_LITE)
     sparse = (False, True, True, True)
     assert spec.experts == ExpertsSpec(sparse, 64, 6, 1408, shared_ffn_size=2816)
@@ -135,7 +142,7 @@ def test_deepseek_v2_lite(read):
     assert spec.attention.scale == pytest.approx(192**-0.5 * 1.2608**2, rel=1e-4)
 
 
-def test_deepseek_v2(read):
+def test_deepseek_v2(read: Callable[..., ModelSpec]) -> None:
     spec = read(V2)
     assert spec.experts == ExpertsSpec(
         (False, True, True, True),
@@ -150,7 +157,7 @@ def test_deepseek_v2(read):
     assert spec.latent.query_rank == 1536
 
 
-def test_deepseek_v3(read):
+def test_deepseek_v3(read: Callable[..., ModelSpec]) -> None:
     spec = read(V3)
     assert spec.experts == ExpertsSpec(
         (False, False, False, True),
@@ -170,22 +177,22 @@ def test_deepseek_v3(read):
     assert not read(V3, rope_interleave=False).latent.interleaved
 
 
-def test_only_an_absent_norm_topk_prob_is_true(read):
+def test_only_an_absent_norm_topk_prob_is_true(read: Callable[..., ModelSpec]) -> None:
     """transformers takes null for false."""
     assert read(without(V3, "norm_topk_prob")).experts.normalise
     assert not read(V3, norm_topk_prob=None).experts.normalise
 
 
-def test_one_group_is_no_limit(read):
+def test_one_group_is_no_limit(read: Callable[..., ModelSpec]) -> None:
     spec = read(V3, n_group=1, topk_group=1)
     assert (spec.experts.groups, spec.experts.chosen_groups) == (1, 1)
 
 
-def test_without_shared_experts(read):
+def test_without_shared_experts(read: Callable[..., ModelSpec]) -> None:
     assert read(V2_LITE, n_shared_experts=0).experts.shared_ffn_size == 0
 
 
-def test_scale_without_mscale_is_the_root(read):
+def test_scale_without_mscale_is_the_root(read: Callable[..., ModelSpec]) -> None:
     assert read(without(V3, "rope_scaling")).attention.scale == pytest.approx(192**-0.5)
     latent = LatentSpec(8, 4, 12, 8, None, interleaved=True)
     assert latent.softmax_scale(RopeSpec("yarn", 1e4, 40.0)) == 0.25
@@ -221,6 +228,8 @@ def test_scale_without_mscale_is_the_root(read):
         (MIXTRAL, {"num_local_experts": True}, "num_local_experts"),
     ],
 )
-def test_refused_by_name(read, values, changes, field):
+def test_refused_by_name(
+    read: Callable[..., ModelSpec], values: JsonObject, changes: JsonObject, field: str
+) -> None:
     with pytest.raises(ModelError, match=field):
         read(values, **changes)

@@ -1,8 +1,12 @@
 """The names of experts and latents in files, as transformers writes and releases have them."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +22,11 @@ from baton.engine.model.quantized_weight import quantize_int4, quantize_int8
 from baton.engine.model.weights import MlpWeights
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.quantization_config import LoadQuantization
 from baton.engine.spec.rank_split import RankSplit
 from baton.runtime.errors import ModelError
 from tests.support.model_story import ModelStory, random_prompt
+from tests.support.small_models import Reference
 
 
 def load(folder, dtype=torch.float32):
@@ -28,7 +34,9 @@ def load(folder, dtype=torch.float32):
 
 
 @pytest.fixture
-def copied(references, tmp_path):
+def copied(
+    references: Callable[[str], Reference], tmp_path: Path
+) -> Callable[[str, Callable[[dict[str, torch.Tensor]], object]], Path]:
     """The folder of a model, changed by `change(tensors)`."""
 
     def copy(name, change):
@@ -53,13 +61,17 @@ def copied(references, tmp_path):
         ("deepseek-v3", "model.layers.1.self_attn.q_b_proj.weight"),
     ],
 )
-def test_transformers_writes_the_names_of_released_files(copied, name, released):
+def test_transformers_writes_the_names_of_released_files(
+    copied: Callable[[str, Callable[[dict[str, torch.Tensor]], object]], Path],
+    name: str,
+    released: str,
+) -> None:
     folder = copied(name, lambda tensors: tensors.pop(released))
     with pytest.raises(ModelError, match=released.replace(".", r"\.")):
         load(folder)
 
 
-def test_experts_are_those_of_the_file(references):
+def test_experts_are_those_of_the_file(references: Callable[[str], Reference]) -> None:
     reference = references("mixtral")
     tensors = load_file(reference.folder / "model.safetensors")
     weights = load(reference.folder).layers[1].mlp
@@ -74,7 +86,9 @@ def test_experts_are_those_of_the_file(references):
     torch.testing.assert_close(weights.gate(x), x @ tensors[f"{base}gate.weight"].T)
 
 
-def test_a_rank_reads_no_expert_of_others(references, monkeypatch):
+def test_a_rank_reads_no_expert_of_others(
+    references: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = references("deepseek-v2").folder
     opened = set()
     open_whole = Shards.open
@@ -98,7 +112,7 @@ def test_a_rank_reads_no_expert_of_others(references, monkeypatch):
     torch.testing.assert_close(experts.down[1](x), x @ down.T)
 
 
-def test_on_a_device_experts_are_stacked(references):
+def test_on_a_device_experts_are_stacked(references: Callable[[str], Reference]) -> None:
     pytest.importorskip("triton")
     from baton.engine.triton.matrices import TritonMatrices
 
@@ -116,7 +130,9 @@ def test_on_a_device_experts_are_stacked(references):
 
 
 @pytest.mark.parametrize("made", ["int8", "int4"])
-def test_on_a_device_quantised_experts_are_stacked(references, made):
+def test_on_a_device_quantised_experts_are_stacked(
+    references: Callable[[str], Reference], made: LoadQuantization
+) -> None:
     pytest.importorskip("triton")
     from baton.engine.triton.matrices import TritonMatrices
 
@@ -137,7 +153,9 @@ def test_on_a_device_quantised_experts_are_stacked(references, made):
 
 
 @pytest.mark.parametrize("made", ["int8", "int4"])
-def test_quantised_experts_compute_nearly_the_same(references, made):
+def test_quantised_experts_compute_nearly_the_same(
+    references: Callable[[str], Reference], made: LoadQuantization
+) -> None:
     folder = references("mixtral").folder
     x = torch.randn(9, 64)
     plain = load(folder).layers[0].mlp
@@ -152,7 +170,7 @@ def test_quantised_experts_compute_nearly_the_same(references, made):
         assert 0 < error < (0.02 if made == "int8" else 0.2)
 
 
-def test_dense_and_sparse_layers(references):
+def test_dense_and_sparse_layers(references: Callable[[str], Reference]) -> None:
     layers = load(references("qwen3-moe-mixed").folder).layers
     assert [type(layer.mlp) for layer in layers] == [
         MlpWeights,
@@ -162,7 +180,7 @@ def test_dense_and_sparse_layers(references):
     ]
 
 
-def test_the_choice_stays_in_float32(references):
+def test_the_choice_stays_in_float32(references: Callable[[str], Reference]) -> None:
     reference = references("deepseek-v3")
     tensors = load_file(reference.folder / "model.safetensors")
     layer = load(reference.folder, torch.bfloat16).layers[2]
@@ -175,7 +193,7 @@ def test_the_choice_stays_in_float32(references):
     torch.testing.assert_close(layer.mlp.gate(x), x @ gate.T)
 
 
-def test_latents_of_the_file(references):
+def test_latents_of_the_file(references: Callable[[str], Reference]) -> None:
     reference = references("deepseek-v2-groups")
     tensors = load_file(reference.folder / "model.safetensors")
     weights = load(reference.folder).layers[0].qkv
@@ -189,14 +207,18 @@ def test_latents_of_the_file(references):
     assert weights.up.shape == (4, 12 + 16, 32)
 
 
-def test_missing_expert_is_named(copied):
+def test_missing_expert_is_named(
+    copied: Callable[[str, Callable[[dict[str, torch.Tensor]], object]], Path],
+) -> None:
     name = "model.layers.1.mlp.experts.4.up_proj.weight"
     folder = copied("qwen3-moe", lambda tensors: tensors.pop(name))
     with pytest.raises(ModelError, match=r"experts\.4\.up_proj\.weight"):
         load(folder)
 
 
-def test_more_experts_than_config_says_are_refused(references, tmp_path):
+def test_more_experts_than_config_says_are_refused(
+    references: Callable[[str], Reference], tmp_path: Path
+) -> None:
     folder = shutil.copytree(references("qwen3-moe").folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["num_local_experts"] = 5
@@ -205,7 +227,9 @@ def test_more_experts_than_config_says_are_refused(references, tmp_path):
         load(folder)
 
 
-def test_expert_of_a_wrong_shape_names_both_shapes(copied):
+def test_expert_of_a_wrong_shape_names_both_shapes(
+    copied: Callable[[str, Callable[[dict[str, torch.Tensor]], object]], Path],
+) -> None:
     def change(tensors):
         tensors["model.layers.1.mlp.experts.0.down_proj.weight"] = torch.ones(64, 41)
 
@@ -213,7 +237,9 @@ def test_expert_of_a_wrong_shape_names_both_shapes(copied):
         load(copied("deepseek-v2", change))
 
 
-def test_only_layers_that_predict_further_tokens_are_ignored(copied):
+def test_only_layers_that_predict_further_tokens_are_ignored(
+    copied: Callable[[str, Callable[[dict[str, torch.Tensor]], object]], Path],
+) -> None:
     """The config of the small model names one such layer, as the released ones do."""
 
     def add(index):
@@ -236,7 +262,10 @@ def in_blocks(weight, size):
     return stored.to(torch.float8_e4m3fn).contiguous(), scales
 
 
-def test_a_model_in_blocks_of_fp8_computes_nearly_the_same(copied, references):
+def test_a_model_in_blocks_of_fp8_computes_nearly_the_same(
+    copied: Callable[[str, Callable[[dict[str, torch.Tensor]], object]], Path],
+    references: Callable[[str], Reference],
+) -> None:
     """All products but the gate's, 40 rows of latents (two blocks and a half) among them."""
 
     def change(tensors):

@@ -1,6 +1,9 @@
 """What runs parity checks tells what is wrong, and stops at nothing."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -8,7 +11,9 @@ import torch
 CPU = torch.device("cpu")
 
 
-def test_every_check_is_run_and_reported(parity, capsys):
+def test_every_check_is_run_and_reported(
+    parity: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = []
 
     def good(device, tiny):
@@ -29,11 +34,11 @@ def test_every_check_is_run_and_reported(parity, capsys):
     assert parity.run_checks(checks, CPU, True, "no such name") == []
 
 
-def test_a_number_that_is_none_is_no_success(parity):
+def test_a_number_that_is_none_is_no_success(parity: ModuleType) -> None:
     assert not parity.run_checks({"nan": lambda *_: (float("nan"), 1.0)}, CPU, True)[0]["good"]
 
 
-def test_the_worst_row_is_what_counts(parity):
+def test_the_worst_row_is_what_counts(parity: ModuleType) -> None:
     truth = torch.eye(3) * 4
     out = truth.clone()
     out[1, 1] = 5.0
@@ -43,13 +48,13 @@ def test_the_worst_row_is_what_counts(parity):
     assert parity.error(out, truth) == float("inf")
 
 
-def test_a_mistake_must_be_seen_by_far(parity):
+def test_a_mistake_must_be_seen_by_far(parity: ModuleType) -> None:
     for found, noticed in ((1.0, True), (1e-6, False), (0.0, False)):
         error, allowed = parity.noticed(lambda *_, found=found: (found, 2e-6))(CPU, True)
         assert (error <= allowed) is noticed
 
 
-def test_every_script_is_known(parity):
+def test_every_script_is_known(parity: ModuleType) -> None:
     scripts = {path.stem for path in Path(parity.__file__).parent.glob("*_parity.py")}
     found = {name.removesuffix("_parity") for name in scripts if not name.startswith("test_")}
     assert found == set(parity.NAMES)

@@ -1,23 +1,27 @@
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from baton.engine.memory.kv_pool import KvPool, block_bytes, blocks_for
-from baton.engine.memory.kv_quant import FP8_E4M3, INT8
-from baton.engine.spec.model_spec import read_spec
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, KvQuant
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.runtime.errors import ConfigError
 from tests.support.model_story import ModelStory, greedy_slice, random_prompt
+from tests.support.small_models import Reference
 
 
 @pytest.fixture
-def spec(qwen3):
+def spec(qwen3: Reference) -> ModelSpec:
     return read_spec(qwen3.folder)  # 3 layers, 2 KV heads of 32
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_shape_and_bytes(spec, dtype, width):
+def test_shape_and_bytes(spec: ModelSpec, dtype: torch.dtype, width: int) -> None:
     pool = KvPool(spec, 5, 8, dtype)
     assert pool.tensor.shape == (5, 2, 3, 2, 8, 32)
     assert pool.tensor.is_contiguous()
@@ -28,7 +32,7 @@ def test_shape_and_bytes(spec, dtype, width):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_view_shares_memory_both_ways(spec, dtype):
+def test_view_shares_memory_both_ways(spec: ModelSpec, dtype: torch.dtype) -> None:
     pool = KvPool(spec, 4, 8, dtype)
     view = pool.bytes_view()
     assert view.dtype == np.uint8
@@ -42,7 +46,7 @@ def test_view_shares_memory_both_ways(spec, dtype):
     assert bool((pool.tensor[3] == 1.5).all())
 
 
-def test_a_head_is_one_run_of_a_block(spec):
+def test_a_head_is_one_run_of_a_block(spec: ModelSpec) -> None:
     pool = KvPool(spec, 2, 8)
     pool.tensor[1, 1] = 2.0
     slab = pool.block_bytes // pool.slabs
@@ -50,7 +54,9 @@ def test_a_head_is_one_run_of_a_block(spec):
     assert bool((pool.bytes_view()[1, slab:].view(np.float32) == 2.0).all())
 
 
-def test_a_latent_pool_has_one_slab_and_no_pair_of_key_and_value(references):
+def test_a_latent_pool_has_one_slab_and_no_pair_of_key_and_value(
+    references: Callable[[str], Reference],
+) -> None:
     spec = read_spec(references("deepseek-v2").folder)  # 3 layers, rank 32, 8 rotated
     pool = KvPool(spec, 5, 8, torch.bfloat16)
     assert pool.tensor.shape == (5, 1, 3, 8, 40)
@@ -63,7 +69,9 @@ def test_a_latent_pool_has_one_slab_and_no_pair_of_key_and_value(references):
     assert not pool.bytes_view()[[1, 2, 4]].any()
 
 
-def test_a_latent_pool_as_pairs_is_the_same_memory_twice(references):
+def test_a_latent_pool_as_pairs_is_the_same_memory_twice(
+    references: Callable[[str], Reference],
+) -> None:
     pool = KvPool(read_spec(references("deepseek-v2").folder), 5, 8)
     pairs = pool.as_pairs()
     assert pairs.tensor.shape == (5, 1, 3, 2, 8, 40)
@@ -73,14 +81,18 @@ def test_a_latent_pool_as_pairs_is_the_same_memory_twice(references):
         assert pairs.tensor[:, :, :, half].data_ptr() == pool.tensor.data_ptr()
 
 
-def test_too_small_a_budget_for_latents_shows_their_arithmetic(references):
+def test_too_small_a_budget_for_latents_shows_their_arithmetic(
+    references: Callable[[str], Reference],
+) -> None:
     spec = read_spec(references("deepseek-v2").folder)
     with pytest.raises(ConfigError, match=r"1 latent x 3 layers x 16 tokens x 40 x 4 bytes = 7680"):
         blocks_for(spec, 16, torch.float32, 100)
 
 
 @pytest.mark.parametrize("codes", [INT8, FP8_E4M3], ids=["int8", "fp8"])
-def test_an_eight_bit_pool_keeps_scales_at_the_end_of_each_head(spec, codes):
+def test_an_eight_bit_pool_keeps_scales_at_the_end_of_each_head(
+    spec: ModelSpec, codes: KvQuant
+) -> None:
     pool = KvPool(spec, 5, 8, torch.bfloat16, quant=codes)
     assert pool.tensor.shape == (5, 2, 3, 2, 8, 32) and pool.tensor.dtype == codes.dtype
     assert pool.scales.shape == (5, 2, 3, 2, 8) and pool.scales.dtype == torch.float32
@@ -97,7 +109,9 @@ def test_an_eight_bit_pool_keeps_scales_at_the_end_of_each_head(spec, codes):
 
 
 @pytest.mark.parametrize("codes", [None, INT8, FP8_E4M3], ids=["plain", "int8", "fp8"])
-def test_what_is_put_is_taken_and_touches_nothing_else(spec, codes):
+def test_what_is_put_is_taken_and_touches_nothing_else(
+    spec: ModelSpec, codes: KvQuant | None
+) -> None:
     pool = KvPool(spec, 5, 8, torch.float32, quant=codes)
     blocks, slots = torch.tensor([3, 3, 0]), torch.tensor([7, 0, 2])
     kv = torch.randn(3, 2, 2, 32)
@@ -114,7 +128,7 @@ def test_what_is_put_is_taken_and_touches_nothing_else(spec, codes):
     assert torch.equal(pool.memory, before)
 
 
-def test_a_pool_in_eight_bits_holds_more_blocks_and_shows_why(spec):
+def test_a_pool_in_eight_bits_holds_more_blocks_and_shows_why(spec: ModelSpec) -> None:
     each = block_bytes(spec, 16, torch.bfloat16, INT8)
     assert each == 2 * 3 * 2 * 16 * 36
     assert blocks_for(spec, 16, torch.bfloat16, 50 * each, INT8) == 50
@@ -122,7 +136,9 @@ def test_a_pool_in_eight_bits_holds_more_blocks_and_shows_why(spec):
         blocks_for(spec, 16, torch.bfloat16, 100, INT8)
 
 
-def test_models_that_eight_bits_do_not_fit(spec, references):
+def test_models_that_eight_bits_do_not_fit(
+    spec: ModelSpec, references: Callable[[str], Reference]
+) -> None:
     latent = read_spec(references("deepseek-v2").folder)
     with pytest.raises(ConfigError, match=r"pool\.kv_dtype is int8: 1092 bytes.*pool\.block_size"):
         block_bytes(dataclasses.replace(latent, head_dim=44), 7, torch.float32, INT8)
@@ -132,7 +148,9 @@ def test_models_that_eight_bits_do_not_fit(spec, references):
 
 
 @pytest.mark.parametrize("codes", [INT8, FP8_E4M3])
-def test_a_latent_row_in_eight_bits_has_two_scales(references, codes):
+def test_a_latent_row_in_eight_bits_has_two_scales(
+    references: Callable[[str], Reference], codes: KvQuant
+) -> None:
     spec = read_spec(references("deepseek-v2").folder)  # 3 layers, rank 32, 8 rotated
     pool = KvPool(spec, 5, 8, torch.bfloat16, quant=codes)
     assert pool.block_bytes == 3 * 8 * (40 + 2 * 4) == block_bytes(spec, 8, torch.bfloat16, codes)
@@ -144,7 +162,7 @@ def test_a_latent_row_in_eight_bits_has_two_scales(references, codes):
         blocks_for(spec, 16, torch.bfloat16, 100, codes)
 
 
-def test_copy_of_a_block_in_eight_bits_copies_its_scales(spec):
+def test_copy_of_a_block_in_eight_bits_copies_its_scales(spec: ModelSpec) -> None:
     pool = KvPool(spec, 3, 8, quant=INT8)
     kv = torch.randn(8, 2, 2, 32)
     pool.put(2, torch.full((8,), 2), torch.arange(8), kv)
@@ -153,7 +171,7 @@ def test_copy_of_a_block_in_eight_bits_copies_its_scales(spec):
     assert torch.equal(here, there) and here.any()
 
 
-def test_copy_block(spec):
+def test_copy_block(spec: ModelSpec) -> None:
     pool = KvPool(spec, 3, 8)
     pool.tensor.normal_()
     before = pool.tensor.clone()
@@ -163,23 +181,23 @@ def test_copy_block(spec):
 
 
 @pytest.mark.parametrize(("source", "target"), [(-1, 0), (0, 3), (3, 0), (0, -1)])
-def test_copy_of_a_block_outside_the_pool(spec, source, target):
+def test_copy_of_a_block_outside_the_pool(spec: ModelSpec, source: int, target: int) -> None:
     with pytest.raises(ValueError, match="pool of 3 blocks"):
         KvPool(spec, 3, 8).copy_block(source, target)
 
 
 @pytest.mark.parametrize(("blocks", "size"), [(0, 8), (-1, 8), (4, 0)])
-def test_sizes_that_make_no_pool(spec, blocks, size):
+def test_sizes_that_make_no_pool(spec: ModelSpec, blocks: int, size: int) -> None:
     with pytest.raises(ConfigError, match=r"pool\.blocks"):
         KvPool(spec, blocks, size)
 
 
-def test_more_than_the_system_has(spec):
+def test_more_than_the_system_has(spec: ModelSpec) -> None:
     with pytest.raises(ConfigError, match="give fewer blocks"):
         KvPool(spec, 1 << 40, 16)
 
 
-def test_blocks_for_a_budget(spec):
+def test_blocks_for_a_budget(spec: ModelSpec) -> None:
     each = block_bytes(spec, 16, torch.float32)
     assert blocks_for(spec, 16, torch.float32, 100 * each) == 100
     assert blocks_for(spec, 16, torch.float32, 101 * each - 1) == 100
@@ -187,7 +205,7 @@ def test_blocks_for_a_budget(spec):
 
 
 @pytest.mark.parametrize("budget", [-5, 0, 31 * 24576])
-def test_too_small_a_budget_shows_the_arithmetic(spec, budget):
+def test_too_small_a_budget_shows_the_arithmetic(spec: ModelSpec, budget: int) -> None:
     with pytest.raises(ConfigError) as caught:
         blocks_for(spec, 16, torch.float32, budget)
     for part in ("2 KV heads", "3 layers", "16 tokens", "24576 bytes", "pool.memory_fraction"):
@@ -196,7 +214,9 @@ def test_too_small_a_budget_shows_the_arithmetic(spec, budget):
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3"])
-def test_blocks_of_codes_moved_as_bytes_continue_the_sequence(qwen3, kv_dtype):
+def test_blocks_of_codes_moved_as_bytes_continue_the_sequence(
+    qwen3: Reference, kv_dtype: str
+) -> None:
     prompt = random_prompt(45, seed=8)
     alone = ModelStory(qwen3.folder, seed=3, kv_dtype=kv_dtype)
     expected = alone.greedy(prompt, alone.blocks(60), 13)
@@ -209,7 +229,9 @@ def test_blocks_of_codes_moved_as_bytes_continue_the_sequence(qwen3, kv_dtype):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
-def test_blocks_moved_as_bytes_continue_the_sequence(references, name):
+def test_blocks_moved_as_bytes_continue_the_sequence(
+    references: Callable[[str], Reference], name: str
+) -> None:
     """What a handoff does: whole blocks from one pool to other places of another."""
     reference, prompt = references(name), random_prompt(45, seed=8)
     granter, reader = (ModelStory(reference.folder, seed=seed) for seed in (1, 2))
@@ -223,12 +245,14 @@ def test_blocks_moved_as_bytes_continue_the_sequence(references, name):
 
 
 @pytest.fixture
-def draft(references):
+def draft(references: Callable[[str], Reference]) -> ModelSpec:
     return read_spec(references("llama").folder)  # 3 layers, 2 KV heads of 16
 
 
 @pytest.mark.parametrize("codes", [None, INT8])
-def test_a_draft_group_lies_in_the_same_blocks(spec, draft, codes):
+def test_a_draft_group_lies_in_the_same_blocks(
+    spec: ModelSpec, draft: ModelSpec, codes: KvQuant | None
+) -> None:
     plain = KvPool(spec, 4, 8, torch.bfloat16, quant=codes)
     pool = KvPool(spec, 4, 8, torch.bfloat16, quant=codes, draft=draft)
     assert pool.draft is not None
@@ -245,7 +269,7 @@ def test_a_draft_group_lies_in_the_same_blocks(spec, draft, codes):
     assert not view[1, :own].any() and (view[1, own:].view(np.uint16) == 0x3FC0).all()
 
 
-def test_copying_a_block_copies_both_groups(spec, draft):
+def test_copying_a_block_copies_both_groups(spec: ModelSpec, draft: ModelSpec) -> None:
     pool = KvPool(spec, 4, 8, draft=draft)
     assert pool.draft is not None
     pool.tensor[1], pool.draft.tensor[1] = 1.0, 2.0
@@ -254,7 +278,7 @@ def test_copying_a_block_copies_both_groups(spec, draft):
     assert not pool.bytes_view()[[0, 2]].any()
 
 
-def test_slabs_are_counted_and_measured_for_each_group(spec, draft):
+def test_slabs_are_counted_and_measured_for_each_group(spec: ModelSpec, draft: ModelSpec) -> None:
     pool = KvPool(spec, 2, 8, torch.bfloat16, draft=draft)
     assert pool.slab_groups == ((2, 3 * 2 * 8 * 32 * 2), (2, 3 * 2 * 8 * 16 * 2))
     assert pool.slabs == 4
@@ -262,7 +286,9 @@ def test_slabs_are_counted_and_measured_for_each_group(spec, draft):
 
 
 @pytest.mark.parametrize("codes", [None, INT8])
-def test_a_view_of_heads_has_its_memory_in_whole_blocks(spec, draft, codes):
+def test_a_view_of_heads_has_its_memory_in_whole_blocks(
+    spec: ModelSpec, draft: ModelSpec, codes: KvQuant | None
+) -> None:
     pool = KvPool(spec, 4, 8, torch.bfloat16, quant=codes, draft=draft)
     part = pool.of_heads(range(1, 2))
     for name in ("memory", "tensor") if codes is None else ("memory", "tensor", "scales"):
@@ -279,7 +305,9 @@ def test_a_view_of_heads_has_its_memory_in_whole_blocks(spec, draft, codes):
         assert each.bytes_view().shape == (4, pool.block_bytes)
 
 
-def test_a_draft_makes_fewer_blocks_fit_and_the_arithmetic_shows(spec, draft):
+def test_a_draft_makes_fewer_blocks_fit_and_the_arithmetic_shows(
+    spec: ModelSpec, draft: ModelSpec
+) -> None:
     budget = 1 << 22
     alone = blocks_for(spec, 16, torch.float32, budget)
     together = blocks_for(spec, 16, torch.float32, budget, draft=draft)

@@ -1,8 +1,13 @@
+from __future__ import annotations
+
+from pathlib import Path
+
 import pytest
 
 from baton.engine.spec.config_fields import ConfigFields
 from baton.engine.spec.quantization_config import StoredQuantization, read_quantization
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
 
 
 def read(tmp_path, config):
@@ -21,7 +26,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 
 
-def test_no_field_is_no_form(tmp_path):
+def test_no_field_is_no_form(tmp_path: Path) -> None:
     assert read_quantization(ConfigFields(tmp_path, {})) is None
     assert read(tmp_path, None) is None
 
@@ -63,7 +68,7 @@ def test_no_field_is_no_form(tmp_path):
         ),
     ],
 )
-def test_forms(tmp_path, config, form):
+def test_forms(tmp_path: Path, config: JsonObject, form: StoredQuantization) -> None:
     assert read(tmp_path, config) == form
 
 
@@ -94,6 +99,6 @@ def test_forms(tmp_path, config, form):
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
     ],
 )
-def test_other_forms_are_refused_by_name(tmp_path, config, said):
+def test_other_forms_are_refused_by_name(tmp_path: Path, config: object, said: str) -> None:
     with pytest.raises(ModelError, match=rf"config\.json: .*{said}"):
         read(tmp_path, config)

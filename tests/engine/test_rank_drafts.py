@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from tests.support.machine_speed import slowness
 from tests.support.model_story import random_prompt
 from tests.support.small_models import Reference
 
+R = TypeVar("R", ModelRunner, RankRunner)
 MODELS = Path(__file__).parents[2] / "models"
 TINY, TINY_DRAFT = MODELS / "baton-tiny", MODELS / "baton-tiny-draft"
 GREEDY = SamplingParams(temperature=0.0)
@@ -53,8 +54,9 @@ def alone(target: Path, draft: Path, **changes: Any) -> ModelRunner:
     return without_kv(build_runner(target, options(draft, **changes)))
 
 
-def without_kv(runner: Any) -> Any:
+def without_kv(runner: R) -> R:
     """Fill both pools with NaN, so that a row which reads KV that no rank wrote is seen."""
+    assert runner.pool.draft is not None
     runner.pool.tensor.fill_(float("nan"))
     runner.pool.draft.tensor.fill_(float("nan"))
     return runner

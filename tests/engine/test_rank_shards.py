@@ -25,7 +25,7 @@ LAYER = "model.layers.0"
 
 
 @pytest.fixture
-def spec(spec_of) -> ModelSpec:
+def spec(spec_of: Callable[..., ModelSpec]) -> ModelSpec:
     return spec_of(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
 
 
@@ -57,7 +57,9 @@ def read(shards: Shards, name: str) -> torch.Tensor:
         ("mlp.experts.0.gate_proj", "weight", (96, 64), 0),
     ],
 )
-def test_shares_of_a_matrix_make_the_whole(tmp_path, spec, module, tensor, shape, axis) -> None:
+def test_shares_of_a_matrix_make_the_whole(
+    tmp_path: Path, spec: ModelSpec, module: str, tensor: str, shape: tuple[int, ...], axis: int
+) -> None:
     name, whole = f"{LAYER}.{module}.{tensor}", torch.randn(shape)
     save_file({name: whole}, tmp_path / "model.safetensors")
     parts = [read(shards, name) for shards in ranks_of(tmp_path, spec)]
@@ -65,20 +67,22 @@ def test_shares_of_a_matrix_make_the_whole(tmp_path, spec, module, tensor, shape
 
 
 @pytest.mark.parametrize("module", ["self_attn.q_norm", "input_layernorm", "mlp.gate"])
-def test_norms_and_gates_are_whole_on_every_rank(tmp_path, spec, module) -> None:
+def test_norms_and_gates_are_whole_on_every_rank(
+    tmp_path: Path, spec: ModelSpec, module: str
+) -> None:
     name, whole = f"{LAYER}.{module}.weight", torch.randn(6)
     save_file({name: whole}, tmp_path / "model.safetensors")
     assert all(torch.equal(read(shards, name), whole) for shards in ranks_of(tmp_path, spec))
 
 
-def test_a_bias_after_the_sum_is_added_by_one_rank(tmp_path, spec) -> None:
+def test_a_bias_after_the_sum_is_added_by_one_rank(tmp_path: Path, spec: ModelSpec) -> None:
     name, whole = f"{LAYER}.self_attn.o_proj.bias", torch.randn(64)
     save_file({name: whole}, tmp_path / "model.safetensors")
     first, second = (read(shards, name) for shards in ranks_of(tmp_path, spec))
     assert torch.equal(first, whole) and not second.any()
 
 
-def test_fused_matrices_are_split_part_by_part(tmp_path, spec) -> None:
+def test_fused_matrices_are_split_part_by_part(tmp_path: Path, spec: ModelSpec) -> None:
     qkv, gate_up = torch.randn(128, 64), torch.randn(192, 64)  # 4 + 2 + 2 heads of 16; 96 and 96
     names = f"{LAYER}.self_attn.qkv_proj.weight", f"{LAYER}.mlp.gate_up_proj.weight"
     save_file(dict(zip(names, (qkv, gate_up), strict=True)), tmp_path / "model.safetensors")
@@ -102,7 +106,9 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("module", ["mlp.up_proj", "mlp.down_proj"])
-def test_quantised_shares_have_their_scales(tmp_path, spec, form, module) -> None:
+def test_quantised_shares_have_their_scales(
+    tmp_path: Path, spec: ModelSpec, form: str, module: str
+) -> None:
     stored, pack = FORMS[form]
     shape = (128, 64) if module == "mlp.up_proj" else (64, 128)
     tensors, values = pack(torch.randn(shape))
@@ -118,7 +124,7 @@ def test_quantised_shares_have_their_scales(tmp_path, spec, form, module) -> Non
     assert torch.allclose(joined, values, rtol=1e-2, atol=1e-3)
 
 
-def test_a_group_that_ranks_would_cut_is_refused(tmp_path, spec) -> None:
+def test_a_group_that_ranks_would_cut_is_refused(tmp_path: Path, spec: ModelSpec) -> None:
     tensors, _ = packed_weights.gptq(torch.randn(64, 96))  # three groups of 32 columns
     named = {f"{LAYER}.mlp.down_proj.{key}": value for key, value in tensors.items()}
     save_file(named, tmp_path / "model.safetensors")
@@ -135,7 +141,9 @@ def test_a_group_that_ranks_would_cut_is_refused(tmp_path, spec) -> None:
         ("mlp.down_proj", (64, 112), 4),
     ],
 )
-def test_a_cut_last_block_is_not_shared(tmp_path, spec, module, shape, cut) -> None:
+def test_a_cut_last_block_is_not_shared(
+    tmp_path: Path, spec: ModelSpec, module: str, shape: tuple[int, int], cut: int
+) -> None:
     """Though the number of scales divides: a rank's rows would begin within a block."""
     tensors = {
         f"{LAYER}.{module}.weight": torch.zeros(shape).to(torch.float8_e4m3fn),
@@ -149,7 +157,7 @@ def test_a_cut_last_block_is_not_shared(tmp_path, spec, module, shape, cut) -> N
         shards.find(f"{LAYER}.{module}.weight_scale_inv")
 
 
-def test_a_permuted_input_is_refused(tmp_path, spec) -> None:
+def test_a_permuted_input_is_refused(tmp_path: Path, spec: ModelSpec) -> None:
     order = torch.randperm(64)
     tensors, _ = packed_weights.gptq(torch.randn(64, 64), order=order)
     named = {f"{LAYER}.mlp.down_proj.{key}": value for key, value in tensors.items()}
@@ -170,7 +178,7 @@ def save_experts(folder: Path, make: Callable[[], dict[str, torch.Tensor]]) -> N
     save_file(named, folder / "model.safetensors")
 
 
-def test_ranks_of_two_groups_read_their_own_experts(tmp_path, mixture) -> None:
+def test_ranks_of_two_groups_read_their_own_experts(tmp_path: Path, mixture: ModelSpec) -> None:
     save_experts(tmp_path, lambda: {"weight": torch.randn(64, 96)})
     whole, ranks = Shards(tmp_path), ranks_of(tmp_path, mixture, ep=2)
     for rank, shards in enumerate(ranks):
@@ -184,7 +192,7 @@ def unread(shards: Shards) -> list[str]:
     return [stored.name for stored in shards.unused()]
 
 
-def test_ranks_of_a_group_share_its_experts(tmp_path, mixture) -> None:
+def test_ranks_of_a_group_share_its_experts(tmp_path: Path, mixture: ModelSpec) -> None:
     save_experts(tmp_path, lambda: {"weight": torch.randn(64, 96)})
     whole, ranks = Shards(tmp_path), ranks_of(tmp_path, mixture, ranks=4, ep=2)
     for expert, holders in ((1, ranks[:2]), (2, ranks[2:])):
@@ -194,7 +202,7 @@ def test_ranks_of_a_group_share_its_experts(tmp_path, mixture) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_quantised_experts_stay_whole(tmp_path, mixture, form) -> None:
+def test_quantised_experts_stay_whole(tmp_path: Path, mixture: ModelSpec, form: str) -> None:
     """Three groups of scales, which two ranks could not share."""
     stored, pack = FORMS[form]
     save_experts(tmp_path, lambda: pack(torch.randn(64, 96))[0])
@@ -205,7 +213,7 @@ def test_quantised_experts_stay_whole(tmp_path, mixture, form) -> None:
     assert torch.equal(found.dequantized(), wanted.dequantized())
 
 
-def test_a_permuted_input_needs_whole_experts(tmp_path, mixture) -> None:
+def test_a_permuted_input_needs_whole_experts(tmp_path: Path, mixture: ModelSpec) -> None:
     save_experts(
         tmp_path, lambda: packed_weights.gptq(torch.randn(64, 96), order=torch.randperm(96))[0]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from baton.runtime.errors import ConfigError
 
 
 @pytest.fixture
-def spec(spec_of) -> ModelSpec:
+def spec(spec_of: Callable[..., ModelSpec]) -> ModelSpec:
     return replace(spec_of(), heads=8, kv_heads=2, ffn_size=96, vocab_size=199)
 
 

@@ -86,7 +86,9 @@ def greedy(runner: RankRunner, prompt: list[int], steps: int) -> list[int]:
 
 @pytest.mark.nightly  # divided experts have latents in `make test`, the deterministic mode qwen3
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_ranks_equal_transformers(references, make: Make, family: str) -> None:
+def test_two_ranks_equal_transformers(
+    references: Callable[[str], Reference], make: Make, family: str
+) -> None:
     reference = references(family)
     assert_equals_transformers(make(reference), reference)
 
@@ -94,13 +96,17 @@ def test_two_ranks_equal_transformers(references, make: Make, family: str) -> No
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("family", MODELS)
-def test_every_family_equals_transformers(references, make: Make, family: str, ranks: int) -> None:
+def test_every_family_equals_transformers(
+    references: Callable[[str], Reference], make: Make, family: str, ranks: int
+) -> None:
     reference = references(family)
     assert_equals_transformers(make(reference, ranks), reference)
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_divided_experts_equal_transformers(references, make: Make, family: str) -> None:
+def test_divided_experts_equal_transformers(
+    references: Callable[[str], Reference], make: Make, family: str
+) -> None:
     reference = references(family)
     assert_equals_transformers(make(reference, ep=2), reference)
 
@@ -108,13 +114,17 @@ def test_divided_experts_equal_transformers(references, make: Make, family: str)
 @pytest.mark.nightly
 @pytest.mark.parametrize("ep", [2, 4])
 @pytest.mark.parametrize("family", ["mixtral", "deepseek-v3"])
-def test_groups_of_four_ranks_equal_transformers(references, make: Make, family, ep: int) -> None:
+def test_groups_of_four_ranks_equal_transformers(
+    references: Callable[[str], Reference], make: Make, family: str, ep: int
+) -> None:
     reference = references(family)
     assert_equals_transformers(make(reference, 4, ep=ep), reference)
 
 
 @pytest.mark.nightly
-def test_divided_experts_keep_their_bits_in_any_batch(references, make: Make) -> None:
+def test_divided_experts_keep_their_bits_in_any_batch(
+    references: Callable[[str], Reference], make: Make
+) -> None:
     runner = make(references("mixtral"), ep=2, deterministic=True)
     tokens = random_prompt(40)
     text = Slice(tokens, 0, list(range(5)))
@@ -130,7 +140,9 @@ def test_divided_experts_keep_their_bits_in_any_batch(references, make: Make) ->
 
 
 @pytest.mark.nightly
-def test_kv_of_divided_experts_serves_other_workers(references, make: Make) -> None:
+def test_kv_of_divided_experts_serves_other_workers(
+    references: Callable[[str], Reference], make: Make
+) -> None:
     """A prompt computed with whole experts is continued with slices of them, and by one process;
     the bytes of its blocks are all that moves."""
     reference = references("mixtral")
@@ -151,7 +163,9 @@ def test_kv_of_divided_experts_serves_other_workers(references, make: Make) -> N
 
 
 @pytest.mark.nightly
-def test_stored_quantised_experts_are_divided(references, make: Make, tmp_path) -> None:
+def test_stored_quantised_experts_are_divided(
+    references: Callable[[str], Reference], make: Make, tmp_path: Path
+) -> None:
     """FP8 experts whose blocks of scales two ranks could not share."""
     folder = with_fp8_experts(references("mixtral").folder, tmp_path / "fp8")
     reference = Reference("mixtral", folder, references("mixtral").model)
@@ -180,7 +194,9 @@ def with_fp8_experts(source: Path, folder: Path) -> Path:
 
 
 @pytest.mark.nightly
-def test_a_rank_holds_half_of_the_experts(references, make: Make) -> None:
+def test_a_rank_holds_half_of_the_experts(
+    references: Callable[[str], Reference], make: Make
+) -> None:
     reference = references("mixtral")
     runner = make(reference, ep=2)
     for layer in parts_of(runner.decoder).weights.layers:
@@ -191,28 +207,30 @@ def test_a_rank_holds_half_of_the_experts(references, make: Make) -> None:
         greedy(runner, [1, 2, 3], 2)
 
 
-def test_groups_that_do_not_fit_are_refused(qwen3, references, make: Make) -> None:
+def test_groups_that_do_not_fit_are_refused(
+    qwen3: Reference, references: Callable[[str], Reference], make: Make
+) -> None:
     with pytest.raises(ConfigError, match="worker.ep is 2, but a qwen3 model has no experts"):
         make(qwen3, ep=2)
     with pytest.raises(ConfigError, match="worker.ep is 3 and worker.tp 2"):
         make(references("mixtral"), ep=3)
 
 
-def test_a_deterministic_model_keeps_its_bits_over_ranks(qwen3, make: Make) -> None:
+def test_a_deterministic_model_keeps_its_bits_over_ranks(qwen3: Reference, make: Make) -> None:
     runner = make(qwen3, deterministic=True)  # proved while it was made
     assert runner.numerics
     assert_equals_transformers(runner, qwen3)
 
 
 @pytest.mark.nightly
-def test_a_rank_holds_half_of_the_weights(qwen3, make: Make) -> None:
+def test_a_rank_holds_half_of_the_weights(qwen3: Reference, make: Make) -> None:
     runner = make(qwen3)
     own = parts_of(runner.decoder).weights
     assert own.embedding.shape[0] in (99, 100) and own.embedding.shape[1] == 64
     assert own.layers[0].mlp.down(torch.zeros(1, 48)).shape == (1, 64)
 
 
-def test_a_dead_rank_ends_the_next_step(qwen3, make: Make) -> None:
+def test_a_dead_rank_ends_the_next_step(qwen3: Reference, make: Make) -> None:
     runner = make(qwen3)
     os.kill(runner.group.process_ids[0], signal.SIGKILL)
     begun_s = time.monotonic()
@@ -222,7 +240,7 @@ def test_a_dead_rank_ends_the_next_step(qwen3, make: Make) -> None:
 
 
 @pytest.mark.nightly
-def test_a_rank_that_stands_still_ends_the_step(qwen3, make: Make) -> None:
+def test_a_rank_that_stands_still_ends_the_step(qwen3: Reference, make: Make) -> None:
     runner = make(qwen3)
     os.kill(runner.group.process_ids[0], signal.SIGSTOP)
     with pytest.raises(
@@ -232,7 +250,9 @@ def test_a_rank_that_stands_still_ends_the_step(qwen3, make: Make) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_all_processes_leaves_ranks_to_the_leader(qwen3, make: Make, number) -> None:
+def test_a_signal_to_all_processes_leaves_ranks_to_the_leader(
+    qwen3: Reference, make: Make, number: signal.Signals
+) -> None:
     """The leader drains then, and computes with its ranks until the last answer."""
     runner = make(qwen3)
     (process,) = runner.group.process_ids
@@ -240,7 +260,7 @@ def test_a_signal_to_all_processes_leaves_ranks_to_the_leader(qwen3, make: Make,
     assert greedy(runner, [1, 2, 3], 4) == qwen3.greedy([1, 2, 3], 4)
 
 
-def test_ranks_end_with_their_runner(qwen3, make: Make) -> None:
+def test_ranks_end_with_their_runner(qwen3: Reference, make: Make) -> None:
     runner = make(qwen3)
     (process,) = runner.group.process_ids
     runner.close()
@@ -248,18 +268,20 @@ def test_ranks_end_with_their_runner(qwen3, make: Make) -> None:
         os.kill(process, 0)
 
 
-def test_a_number_of_ranks_that_does_not_divide_is_refused(qwen3, make: Make) -> None:
+def test_a_number_of_ranks_that_does_not_divide_is_refused(qwen3: Reference, make: Make) -> None:
     with pytest.raises(ConfigError, match="worker.tp is 3"):
         make(qwen3, ranks=3)
 
 
-def test_float16_is_refused_before_a_rank_loads(qwen3) -> None:
+def test_float16_is_refused_before_a_rank_loads(qwen3: Reference) -> None:
     options = EngineOptions(blocks=80, block_size=8, dtype="float16", threads=1)
     with pytest.raises(ConfigError, match=r"worker\.dtype is float16.*give auto, bfloat16"):
         build_rank_runner(qwen3.folder, 2, options)
 
 
-def test_what_a_rank_cannot_load_is_raised_here(references, make: Make, tmp_path) -> None:
+def test_what_a_rank_cannot_load_is_raised_here(
+    references: Callable[[str], Reference], make: Make, tmp_path: Path
+) -> None:
     reference = references("llama")
     with pytest.raises(ModelError, match="no readable|config.json"):
         make(Reference("llama", tmp_path, reference.model))
@@ -269,7 +291,7 @@ def test_what_a_rank_cannot_load_is_raised_here(references, make: Make, tmp_path
     not can_pack(torch.zeros(64, 64, dtype=torch.bfloat16)),
     reason="this processor's bfloat16 products are oneDNN's alone",
 )
-def test_the_compiled_pass_over_ranks_has_the_bits_of_the_layers(tmp_path) -> None:
+def test_the_compiled_pass_over_ranks_has_the_bits_of_the_layers(tmp_path: Path) -> None:
     """Layer by layer on the leader alone: both forms take part in the same sums."""
     folder = make_shaped_model(
         tmp_path,

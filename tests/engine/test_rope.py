@@ -1,6 +1,9 @@
 """Angles held against transformers' own rotary modules, at positions near and far."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,8 +12,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from baton.engine.model.rope import Rotary, rotate
-from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.rope_spec import RopeSpec
+from tests.support.json_values import JsonObject
+from tests.support.small_models import Reference
 
 NAMES = ["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-rope", "qwen3"]
 
@@ -26,7 +31,9 @@ def theirs(reference, positions):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "llama-dynamic-rope"])
-def test_angles_are_those_of_transformers(references, name):
+def test_angles_are_those_of_transformers(
+    references: Callable[[str], Reference], name: str
+) -> None:
     reference = references(name)
     positions = torch.tensor([0, 1, 2, 63, 64, 100, 511])
     cos, sin = rotary_of(reference).angles(positions, torch.float32)
@@ -37,7 +44,9 @@ def test_angles_are_those_of_transformers(references, name):
     torch.testing.assert_close(-sin[:, 0, :half], their_sin[0, :, :half], rtol=0, atol=1e-6)
 
 
-def test_dynamic_is_what_transformers_has_for_the_last_token(references):
+def test_dynamic_is_what_transformers_has_for_the_last_token(
+    references: Callable[[str], Reference],
+) -> None:
     """Beyond the trained length the angle is the last one of a sequence that ends there."""
     reference = references("llama-dynamic-rope")
     rotary = rotary_of(reference)
@@ -47,7 +56,7 @@ def test_dynamic_is_what_transformers_has_for_the_last_token(references):
         torch.testing.assert_close(cos[0, 0], their_cos[0, -1], rtol=0, atol=2e-4)
 
 
-def test_dynamic_does_not_depend_on_the_other_rows(references):
+def test_dynamic_does_not_depend_on_the_other_rows(references: Callable[[str], Reference]) -> None:
     rotary = rotary_of(references("llama-dynamic-rope"))
     together, _ = rotary.angles(torch.tensor([3, 900, 600]), torch.float32)
     for row, position in enumerate((3, 900, 600)):
@@ -71,14 +80,14 @@ def test_dynamic_does_not_depend_on_the_other_rows(references):
         ),
     ],
 )
-def test_yarn_attention_factor(changes, factor):
+def test_yarn_attention_factor(changes: dict[str, float], factor: float) -> None:
     rotary = Rotary(RopeSpec("yarn", 10_000.0, 4.0, 128, **changes), 16)
     assert rotary.attention_factor == pytest.approx(factor)
     cos, _ = rotary.angles(torch.tensor([0]), torch.float32)
     torch.testing.assert_close(cos, torch.full_like(cos, factor))
 
 
-def test_rotation_turns_pairs_and_keeps_length(references):
+def test_rotation_turns_pairs_and_keeps_length(references: Callable[[str], Reference]) -> None:
     rotary = rotary_of(references("llama"))
     x = torch.randn(5, 4, 16)
     turned = rotate(x, *rotary.angles(torch.arange(5), torch.float32))
@@ -89,7 +98,7 @@ def test_rotation_turns_pairs_and_keeps_length(references):
     torch.testing.assert_close(pairs.norm(dim=2), before.norm(dim=2))
 
 
-def test_scores_depend_on_distance_alone(references):
+def test_scores_depend_on_distance_alone(references: Callable[[str], Reference]) -> None:
     rotary = rotary_of(references("llama"))
     query, key = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
 
@@ -130,7 +139,9 @@ THEIRS = [
 
 
 @pytest.mark.parametrize(("scaling", "theta"), THEIRS, ids=lambda each: str(each)[:30])
-def test_frequencies_are_those_of_transformers_bit_for_bit(spec_of, scaling, theta):
+def test_frequencies_are_those_of_transformers_bit_for_bit(
+    spec_of: Callable[..., ModelSpec], scaling: JsonObject, theta: float
+) -> None:
     """At late positions an angle shows every rounding of its frequency."""
     kind = scaling["rope_type"]
     shape = {"head_dim": 96, "hidden_size": 96, "num_attention_heads": 1, "num_key_value_heads": 1}

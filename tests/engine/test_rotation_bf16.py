@@ -1,5 +1,7 @@
 """The rotation into an array that is no pool: rows one after the other, as eight bits take them."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no A
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
-def test_rows_go_where_strides_and_places_say(rows):
+def test_rows_go_where_strides_and_places_say(rows: int) -> None:
     torch.manual_seed(rows)
     qkv = torch.randn(rows, 8, 64).to(torch.bfloat16)
     queries, keys, values = qkv.split([4, 2, 2], dim=1)
@@ -31,7 +33,7 @@ def test_rows_go_where_strides_and_places_say(rows):
     assert out[rows].isnan().all()
 
 
-def test_numbers_of_another_kind_are_not_taken():
+def test_numbers_of_another_kind_are_not_taken() -> None:
     keys = torch.zeros(1, 2, 64)
     with pytest.raises(AssertionError):
         rotate_into(0, (0,) * 5, (keys, keys, keys), (keys, keys), (torch.zeros(1), keys))

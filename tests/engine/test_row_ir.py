@@ -1,5 +1,7 @@
 """The passes over a row, each called from a Numba function on plain memory."""
 
+from __future__ import annotations
+
 import numba
 import numpy as np
 import pytest
@@ -51,14 +53,14 @@ def result(size):
 
 
 @pytest.mark.parametrize("vectors", [1, 3])
-def test_squares(vectors):
+def test_squares(vectors: int) -> None:
     x = random(16 * vectors)
     found = run_squares(x.data_ptr(), vectors)
     assert found == pytest.approx(x.double().square().sum().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("vectors", [1, 3])
-def test_add_squares(vectors):
+def test_add_squares(vectors: int) -> None:
     left, right, out = random(16 * vectors), random(16 * vectors), result(16 * vectors)
     found = run_add_squares(left.data_ptr(), right.data_ptr(), out.data_ptr(), vectors)
     assert torch.equal(out[:-ROOM], left + right) and (out[-ROOM:] == 7).all()
@@ -66,14 +68,14 @@ def test_add_squares(vectors):
 
 
 @pytest.mark.parametrize("vectors", [1, 3])
-def test_scale(vectors):
+def test_scale(vectors: int) -> None:
     x, weights, out = random(16 * vectors), torch.randn(16 * vectors), result(16 * vectors)
     run_scale(x.data_ptr(), weights.data_ptr(), out.data_ptr(), vectors, np.float32(1.7))
     assert torch.equal(out[:-ROOM], (x.float() * (np.float32(1.7) * weights)).bfloat16())
     assert (out[-ROOM:] == 7).all()
 
 
-def test_gate():
+def test_gate() -> None:
     far = torch.tensor([-1e30, -100.0, 100.0, 1e30] * 4).bfloat16()
     gate, up, out = torch.cat((random(32), far)), random(48), result(48)
     run_gate(gate.data_ptr(), up.data_ptr(), out.data_ptr(), 3)
@@ -83,14 +85,14 @@ def test_gate():
     assert (out[-ROOM:] == 7).all()
 
 
-def test_a_gate_that_is_not_a_number_stays_one():
+def test_a_gate_that_is_not_a_number_stays_one() -> None:
     gate, out = torch.full((16,), torch.nan).bfloat16(), result(16)
     run_gate(gate.data_ptr(), random(16).data_ptr(), out.data_ptr(), 1)
     assert out[:-ROOM].isnan().all()
 
 
 @pytest.mark.parametrize("half", [1, 2])
-def test_turn(half):
+def test_turn(half: int) -> None:
     size = 32 * half
     x, cos, sin, out = random(size), random(size), random(size), result(size)
     run_turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), half)
@@ -100,14 +102,14 @@ def test_turn(half):
     assert (out[-ROOM:] == 7).all()
 
 
-def test_turn_in_place():
+def test_turn_in_place() -> None:
     x, cos, sin, out = random(64), random(64), random(64), result(64)
     run_turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(), 2)
     run_turn(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), x.data_ptr(), 2)
     assert torch.equal(x, out[:-ROOM])
 
 
-def test_copy():
+def test_copy() -> None:
     x, out = random(32), result(32)
     run_copy(x.data_ptr(), out.data_ptr(), 2)
     assert torch.equal(out[:-ROOM], x) and (out[-ROOM:] == 7).all()

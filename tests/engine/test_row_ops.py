@@ -1,5 +1,8 @@
 """Norms against the formula; functions whose value does not depend on the number of rows."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +26,7 @@ def formula(x, weight, eps):
         (torch.bfloat16, torch.float32, 1e-2),
     ],
 )
-def test_norm_and_norm_of_a_sum(kind, of_weight, allowed):
+def test_norm_and_norm_of_a_sum(kind: torch.dtype, of_weight: torch.dtype, allowed: float) -> None:
     torch.manual_seed(0)
     x, residual = torch.randn(2, 5, 48).to(kind)
     weight = torch.randn(48).to(of_weight)
@@ -36,7 +39,7 @@ def test_norm_and_norm_of_a_sum(kind, of_weight, allowed):
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request):
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
     torch.set_num_threads(1)
@@ -44,7 +47,9 @@ def threads(request):
 
 @pytest.mark.parametrize("columns", [1, 7, 64, 130])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_rows_do_not_depend_on_each_other(threads, function, columns):
+def test_rows_do_not_depend_on_each_other(
+    threads: None, function: Callable[[torch.Tensor], torch.Tensor], columns: int
+) -> None:
     x = torch.randn(700, columns, generator=torch.Generator().manual_seed(columns))
     whole = in_whole_vectors(function, x)
     assert whole.shape == x.shape
@@ -53,14 +58,14 @@ def test_rows_do_not_depend_on_each_other(threads, function, columns):
         assert torch.equal(in_whole_vectors(function, x[first:end]), whole[first:end])
 
 
-def test_what_is_given_to_the_function_is_whole():
+def test_what_is_given_to_the_function_is_whole() -> None:
     seen = []
     in_whole_vectors(lambda x: seen.append(x.shape) or x, torch.ones(300, 70))
     assert {width for _, width in seen} == {128}
     assert sum(rows for rows, _ in seen) == 300 and max(rows for rows, _ in seen) == 128
 
 
-def test_a_gpu_computes_all_at_once():
+def test_a_gpu_computes_all_at_once() -> None:
     """It would launch a kernel for each part; its numbers have threads of their own."""
     there = SimpleNamespace(is_cuda=True)
     assert in_whole_vectors(lambda x: ("computed", x), there) == ("computed", there)

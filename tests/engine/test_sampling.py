@@ -1,7 +1,10 @@
 """Rules held against transformers' logits processors; draws against the distribution."""
 
+from __future__ import annotations
+
 import warnings
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ VOCAB = 2500
 
 
 @pytest.fixture(scope="module")
-def processors():
+def processors() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers.generation import logits_process
@@ -27,7 +30,7 @@ def processors():
 
 
 @pytest.fixture
-def logits():
+def logits() -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     return torch.randn(4, VOCAB, generator=generator) * 3
 
@@ -37,19 +40,19 @@ def kept(logits, params):
 
 
 @pytest.mark.parametrize("k", [1, 2, 50, 2499, 2500, 9999])
-def test_top_k_as_transformers(processors, logits, k):
+def test_top_k_as_transformers(processors: ModuleType, logits: torch.Tensor, k: int) -> None:
     expected = processors.TopKLogitsWarper(k)(None, logits.clone()) > -torch.inf
     assert torch.equal(kept(logits, replace(PLAIN, top_k=k)), expected)
 
 
 @pytest.mark.parametrize("p", [0.01, 0.3, 0.9, 0.99])
-def test_top_p_as_transformers(processors, logits, p):
+def test_top_p_as_transformers(processors: ModuleType, logits: torch.Tensor, p: float) -> None:
     expected = processors.TopPLogitsWarper(p)(None, logits.clone()) > -torch.inf
     assert torch.equal(kept(logits, replace(PLAIN, top_p=p)), expected)
 
 
 @pytest.mark.parametrize("p", [0.999, 0.99999])
-def test_top_p_near_one_by_exact_sums(logits, p):
+def test_top_p_near_one_by_exact_sums(logits: torch.Tensor, p: float) -> None:
     """Here transformers' own single-precision sums are a few tokens off."""
     values, order = logits.double().softmax(dim=-1).sort(dim=-1, descending=True)
     keep = values.cumsum(dim=-1) - values < p
@@ -57,7 +60,7 @@ def test_top_p_near_one_by_exact_sums(logits, p):
     assert (kept(logits, replace(PLAIN, top_p=p)) != expected).sum() <= 1
 
 
-def test_top_p_where_the_first_candidates_hold_too_little(processors):
+def test_top_p_where_the_first_candidates_hold_too_little(processors: ModuleType) -> None:
     flat = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1)) * 0.01
     expected = processors.TopPLogitsWarper(0.9)(None, flat.clone()) > -torch.inf
     found = kept(flat, replace(PLAIN, top_p=0.9))
@@ -66,12 +69,12 @@ def test_top_p_where_the_first_candidates_hold_too_little(processors):
 
 
 @pytest.mark.parametrize("p", [0.001, 0.05, 0.5, 1.0])
-def test_min_p_as_transformers(processors, logits, p):
+def test_min_p_as_transformers(processors: ModuleType, logits: torch.Tensor, p: float) -> None:
     expected = processors.MinPLogitsWarper(p)(None, logits.clone()) > -torch.inf
     assert torch.equal(kept(logits, replace(PLAIN, min_p=p)), expected)
 
 
-def test_all_rules_together_as_transformers(processors, logits):
+def test_all_rules_together_as_transformers(processors: ModuleType, logits: torch.Tensor) -> None:
     params = SamplingParams(temperature=0.7, top_k=40, top_p=0.8, min_p=0.02)
     expected = processors.TemperatureLogitsWarper(0.7)(None, logits.clone())
     for rule in (
@@ -83,7 +86,7 @@ def test_all_rules_together_as_transformers(processors, logits):
     torch.testing.assert_close(truncate(logits.clone(), [params] * 4), expected)
 
 
-def test_rules_are_per_row(logits):
+def test_rules_are_per_row(logits: torch.Tensor) -> None:
     rules = [replace(PLAIN, top_k=3), PLAIN, replace(PLAIN, top_p=0.5), replace(PLAIN, min_p=0.3)]
     together = truncate(logits.clone(), rules)
     for row, params in enumerate(rules):
@@ -92,18 +95,18 @@ def test_rules_are_per_row(logits):
     assert (together > -torch.inf).sum(dim=-1).tolist()[:2] == [3, VOCAB]
 
 
-def test_ties_at_the_edge_all_stay():
+def test_ties_at_the_edge_all_stay() -> None:
     tied = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
     assert kept(tied, replace(PLAIN, top_k=2)).tolist() == [[False, True, True, True, False]]
 
 
-def test_top_p_of_nearly_nothing_keeps_the_best(logits):
+def test_top_p_of_nearly_nothing_keeps_the_best(logits: torch.Tensor) -> None:
     found = kept(logits, replace(PLAIN, top_p=1e-9))
     assert torch.equal(found.int().argmax(dim=-1), logits.argmax(dim=-1))
     assert found.sum(dim=-1).tolist() == [1, 1, 1, 1]
 
 
-def test_repetition_penalty_as_transformers(processors, logits):
+def test_repetition_penalty_as_transformers(processors: ModuleType, logits: torch.Tensor) -> None:
     history = [5, 9, 5, 2000, 17]
     rule = processors.RepetitionPenaltyLogitsProcessor(1.4)
     expected = rule(torch.tensor([history] * 4), logits.clone())
@@ -112,7 +115,7 @@ def test_repetition_penalty_as_transformers(processors, logits):
     torch.testing.assert_close(logits, expected)
 
 
-def test_frequency_and_presence_count_the_output_alone(logits):
+def test_frequency_and_presence_count_the_output_alone(logits: torch.Tensor) -> None:
     before = logits.clone()
     params = replace(GREEDY, frequency_penalty=0.5, presence_penalty=0.25)
     adjust(logits, [Draw(0, 6, params, history_of([1, 1, 7, 8, 8, 9], 3))] * 4)
@@ -122,36 +125,36 @@ def test_frequency_and_presence_count_the_output_alone(logits):
     torch.testing.assert_close(logits, expected)
 
 
-def test_penalties_without_output_yet(logits):
+def test_penalties_without_output_yet(logits: torch.Tensor) -> None:
     before = logits.clone()
     params = replace(GREEDY, frequency_penalty=0.5, presence_penalty=0.25)
     adjust(logits, [Draw(0, 3, params, history_of([1, 1, 7], 3))] * 4)
     assert torch.equal(logits, before)
 
 
-def test_logit_bias_decides(logits):
+def test_logit_bias_decides(logits: torch.Tensor) -> None:
     params = replace(GREEDY, logit_bias=((77, 100.0), (78, -100.0)))
     assert [drawn.token for drawn in sample(logits, [Draw(0, 1, params)] * 4)] == [77] * 4
 
 
-def test_greedy_takes_the_lowest_of_equals():
+def test_greedy_takes_the_lowest_of_equals() -> None:
     logits = torch.zeros(2, 50)
     logits[:, [13, 14, 40]] = 1.0
     assert [drawn.token for drawn in sample(logits, [Draw(0, 1, GREEDY)] * 2)] == [13, 13]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1e-6])
-def test_next_to_no_temperature_is_greedy(logits, temperature):
+def test_next_to_no_temperature_is_greedy(logits: torch.Tensor, temperature: float) -> None:
     best = logits.argmax(dim=-1).tolist()
     params = replace(PLAIN, temperature=temperature, seed=9)
     assert [drawn.token for drawn in sample(logits, [Draw(0, 1, params)] * 4)] == best
 
 
-def test_no_draws():
+def test_no_draws() -> None:
     assert sample(torch.zeros(0, 10), []) == []
 
 
-def test_a_draw_does_not_depend_on_slot_or_batch(logits):
+def test_a_draw_does_not_depend_on_slot_or_batch(logits: torch.Tensor) -> None:
     params = [
         replace(PLAIN, seed=1, top_p=0.9),
         replace(PLAIN, seed=2),
@@ -167,7 +170,7 @@ def test_a_draw_does_not_depend_on_slot_or_batch(logits):
     assert [drawn.choice for drawn in together] == [0, 1, 2, 3]
 
 
-def test_seed_choice_and_position_each_matter(logits):
+def test_seed_choice_and_position_each_matter(logits: torch.Tensor) -> None:
     row = logits[:1] * 0.1
     bases = [(7, 0, 5), (8, 0, 5), (7, 1, 5), (7, 0, 6)]
     found = [
@@ -177,7 +180,7 @@ def test_seed_choice_and_position_each_matter(logits):
     assert len(set(found)) == 4
 
 
-def test_rounding_of_logits_rarely_changes_a_draw(logits):
+def test_rounding_of_logits_rarely_changes_a_draw(logits: torch.Tensor) -> None:
     draws = [Draw(0, position, replace(PLAIN, seed=3)) for position in range(500)]
     rows = logits[:1].expand(500, -1)
     noisy = rows + torch.randn(rows.shape, generator=torch.Generator().manual_seed(5)) * 1e-5
@@ -187,7 +190,7 @@ def test_rounding_of_logits_rarely_changes_a_draw(logits):
     assert len(set(one)) > 20
 
 
-def test_draws_follow_the_distribution():
+def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.125])
     draws = [Draw(0, position, replace(PLAIN, seed=11)) for position in range(20_000)]
     rows = probabilities.log().expand(20_000, -1).clone()
@@ -195,7 +198,7 @@ def test_draws_follow_the_distribution():
     torch.testing.assert_close(counts / 20_000, probabilities, rtol=0, atol=0.012)
 
 
-def test_the_bound_never_hides_the_winner(logits):
+def test_the_bound_never_hides_the_winner(logits: torch.Tensor) -> None:
     """The draw is the highest sum over all tokens, as if noise were made for each."""
     for position in range(200):
         row = logits[position % 4] * (0.05 + position / 100)
@@ -212,7 +215,9 @@ def by_itself(kept, draw):
 
 
 @pytest.mark.parametrize("at_once", [1, 3000, 1 << 30])
-def test_rows_drawn_together_draw_what_each_draws_by_itself(monkeypatch, at_once):
+def test_rows_drawn_together_draw_what_each_draws_by_itself(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     """Whole vocabularies, a few tokens and one; rows in many groups and in one."""
     monkeypatch.setattr(sampling, "_DRAW_LOGITS", at_once)
     rules = [
@@ -233,7 +238,7 @@ def test_rows_drawn_together_draw_what_each_draws_by_itself(monkeypatch, at_once
     assert len(set(expected)) > 100
 
 
-def test_of_equal_sums_the_lowest_token_is_drawn(monkeypatch):
+def test_of_equal_sums_the_lowest_token_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "gumbel", lambda bits: torch.zeros(bits.shape).double())
     monkeypatch.setattr(sampling, "gumbel_bound", lambda bits: torch.ones(bits.shape))
     logits = torch.zeros(4, 50)
@@ -242,14 +247,14 @@ def test_of_equal_sums_the_lowest_token_is_drawn(monkeypatch):
     assert [drawn.token for drawn in sample(logits, draws)] == [0, 7, 0, 7]
 
 
-def test_truncated_tokens_are_never_drawn(logits):
+def test_truncated_tokens_are_never_drawn(logits: torch.Tensor) -> None:
     draws = [Draw(0, position, replace(PLAIN, top_k=5, seed=2)) for position in range(300)]
     best = set(logits[0].topk(5).indices.tolist())
     rows = logits[:1].expand(300, -1).clone()
     assert {drawn.token for drawn in sample(rows, draws)} <= best
 
 
-def test_logprobs_are_before_temperature_and_truncation(logits):
+def test_logprobs_are_before_temperature_and_truncation(logits: torch.Tensor) -> None:
     params = SamplingParams(temperature=0.3, top_k=1, top_logprobs=3, logit_bias=((4, 2.0),))
     biased = logits[0].clone()
     biased[4] += 2.0
@@ -261,7 +266,7 @@ def test_logprobs_are_before_temperature_and_truncation(logits):
     assert [value for _, value in drawn.top] == pytest.approx(values.tolist(), abs=1e-5)
 
 
-def test_logprobs_only_where_asked(logits):
+def test_logprobs_only_where_asked(logits: torch.Tensor) -> None:
     asked = [None, 0, 2, 5]
     draws = [Draw(0, 1, replace(GREEDY, top_logprobs=count)) for count in asked]
     found = sample(logits, draws)
@@ -269,6 +274,6 @@ def test_logprobs_only_where_asked(logits):
     assert [len(drawn.top) for drawn in found] == [0, 0, 2, 5]
 
 
-def test_more_logprobs_than_tokens():
+def test_more_logprobs_than_tokens() -> None:
     (drawn,) = sample(torch.zeros(1, 3), [Draw(0, 1, replace(GREEDY, top_logprobs=20))])
     assert len(drawn.top) == 3

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from baton.engine.sampling import prompt_scoring
 from baton.engine.scheduling.batch import Scoring, Slice, StepBatch
 from tests.support.model_story import ModelStory, greedy_slice, random_prompt
+from tests.support.small_models import Reference
 
 LENGTH, TOP = 90, 3
 
 
 @pytest.fixture(params=["llama", "gemma2", "mixtral"])
-def reference(request, references):
+def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
     return references(request.param)
 
 
@@ -26,7 +29,9 @@ def slices_of(tokens, blocks, ends):
 
 
 @pytest.mark.parametrize("ends", [[LENGTH], [1, 2, 17, 64, LENGTH]])
-def test_scores_are_those_of_transformers(reference, ends, monkeypatch):
+def test_scores_are_those_of_transformers(
+    reference: Reference, ends: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prompt_scoring, "_PART_LOGITS", 7 * 199)  # some rows at once
     reported, tokens = ModelStory(reference.folder), random_prompt(LENGTH)
     found = [
@@ -47,7 +52,7 @@ def test_scores_are_those_of_transformers(reference, ends, monkeypatch):
     assert (ranks - theirs).abs().max() <= 1 and (ranks == theirs).float().mean() > 0.9
 
 
-def test_scoring_changes_no_draw_beside_it(references):
+def test_scoring_changes_no_draw_beside_it(references: Callable[[str], Reference]) -> None:
     reference = references("llama")
     reported, tokens = ModelStory(reference.folder), random_prompt(40)
     plain = reported.draw(greedy_slice(tokens, 0, reported.blocks(40)))
@@ -59,7 +64,9 @@ def test_scoring_changes_no_draw_beside_it(references):
     assert result.scores[0].top_tokens == []
 
 
-def test_numbers_that_are_not_finite_are_no_scores(references, monkeypatch):
+def test_numbers_that_are_not_finite_are_no_scores(
+    references: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reported = ModelStory(references("llama").folder)
     logits = reported.runner.decoder.logits
     monkeypatch.setattr(

@@ -1,6 +1,9 @@
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +27,7 @@ def written(folder, header, data=b""):
     return path
 
 
-def test_tensors_are_found_with_their_places(tmp_path):
+def test_tensors_are_found_with_their_places(tmp_path: Path) -> None:
     path = written(tmp_path, TWO, bytes(16))
     found = {tensor.name: tensor for tensor in read_header(path)}
     assert (found["b"].dtype, found["b"].shape, found["b"].path) == ("BF16", (2, 2), path)
@@ -32,7 +35,7 @@ def test_tensors_are_found_with_their_places(tmp_path):
 
 
 @pytest.mark.parametrize("lacking", [1, 8, 15, 16])
-def test_a_file_that_was_cut_is_named_with_both_sizes(tmp_path, lacking):
+def test_a_file_that_was_cut_is_named_with_both_sizes(tmp_path: Path, lacking: int) -> None:
     path = written(tmp_path, TWO, bytes(16))
     whole = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-lacking])
@@ -41,7 +44,7 @@ def test_a_file_that_was_cut_is_named_with_both_sizes(tmp_path, lacking):
         read_header(path)
 
 
-def test_a_file_cut_in_its_header_is_named_with_its_size(tmp_path):
+def test_a_file_cut_in_its_header_is_named_with_its_size(tmp_path: Path) -> None:
     path = written(tmp_path, TWO)
     length = path.stat().st_size - 8
     path.write_bytes(path.read_bytes()[:50])
@@ -61,22 +64,22 @@ def test_a_file_cut_in_its_header_is_named_with_its_size(tmp_path):
         ("F32", "not a readable"),
     ],
 )
-def test_an_entry_that_lies_is_refused(tmp_path, entry, said):
+def test_an_entry_that_lies_is_refused(tmp_path: Path, entry: object, said: str) -> None:
     path = written(tmp_path, {"bad": entry}, bytes(8))
     with pytest.raises(ModelError, match=said):
         read_header(path)
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b""])
-def test_a_header_that_is_none_is_refused(tmp_path, header):
+def test_a_header_that_is_none_is_refused(tmp_path: Path, header: bytes) -> None:
     with pytest.raises(ModelError, match="not a readable safetensors file"):
         read_header(written(tmp_path, header))
 
 
-def test_every_kind_has_the_size_that_torch_gives_it():
+def test_every_kind_has_the_size_that_torch_gives_it() -> None:
     assert {kind: dtype.itemsize for kind, dtype in DTYPES.items()} == DTYPE_BYTES
 
 
-def test_it_needs_no_torch():
+def test_it_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import baton.engine.checkpoint.shard_headers"
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60 * slowness())

@@ -1,6 +1,9 @@
+from __future__ import annotations
+
 import json
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +24,7 @@ TENSORS = {
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     save_file(TENSORS, tmp_path / "model.safetensors")
     return tmp_path
 
@@ -35,7 +38,7 @@ def written(folder, header, data=b""):
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_every_kind_is_read_as_it_was_written(folder, name):
+def test_every_kind_is_read_as_it_was_written(folder: Path, name: str) -> None:
     shards = Shards(folder)
     stored = shards.find(name)
     with shards.open(name) as found:
@@ -46,7 +49,7 @@ def test_every_kind_is_read_as_it_was_written(folder, name):
         )
 
 
-def test_a_tensor_at_an_odd_place_is_read(tmp_path):
+def test_a_tensor_at_an_odd_place_is_read(tmp_path: Path) -> None:
     entries = {
         "odd": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
         "wide": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
@@ -56,7 +59,7 @@ def test_a_tensor_at_an_odd_place_is_read(tmp_path):
         assert found.tolist() == [1.5, -2.0]
 
 
-def test_threads_read_at_once_and_the_bytes_are_counted(folder):
+def test_threads_read_at_once_and_the_bytes_are_counted(folder: Path) -> None:
     reported = []
     shards = Shards(folder, lambda done, total: reported.append((done, total)))
 
@@ -73,7 +76,7 @@ def test_threads_read_at_once_and_the_bytes_are_counted(folder):
     assert not list(shards.unused())
 
 
-def test_unopened_shards_are_known_and_reported_at_the_end(folder):
+def test_unopened_shards_are_known_and_reported_at_the_end(folder: Path) -> None:
     reported = []
     shards = Shards(folder, lambda done, total: reported.append(total - done))
     with shards.open("whole"):
@@ -83,7 +86,7 @@ def test_unopened_shards_are_known_and_reported_at_the_end(folder):
     assert reported[-1] == 0
 
 
-def test_released_pages_are_read_again(tmp_path):
+def test_released_pages_are_read_again(tmp_path: Path) -> None:
     wanted = torch.arange(5 * mmap.PAGESIZE, dtype=torch.int32)
     save_file({"long": wanted}, tmp_path / "model.safetensors")
     shards = Shards(tmp_path)
@@ -92,12 +95,12 @@ def test_released_pages_are_read_again(tmp_path):
             assert torch.equal(found, wanted)
 
 
-def test_a_missing_tensor_is_named(folder):
+def test_a_missing_tensor_is_named(folder: Path) -> None:
     with pytest.raises(ModelError, match="tensor other is in none of its 1"):
         Shards(folder).find("other")
 
 
-def test_a_cut_file_names_the_tensor_its_shape_and_both_ends(folder):
+def test_a_cut_file_names_the_tensor_its_shape_and_both_ends(folder: Path) -> None:
     path = folder / "model.safetensors"
     whole = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
@@ -106,7 +109,7 @@ def test_a_cut_file_names_the_tensor_its_shape_and_both_ends(folder):
         Shards(folder)
 
 
-def test_an_unknown_dtype_is_named_when_it_is_read(tmp_path):
+def test_an_unknown_dtype_is_named_when_it_is_read(tmp_path: Path) -> None:
     entry = {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}
     written(tmp_path, {"odd": entry}, bytes(1))
     with (
@@ -116,7 +119,7 @@ def test_an_unknown_dtype_is_named_when_it_is_read(tmp_path):
         pass
 
 
-def test_a_tensor_in_two_files_is_refused(tmp_path):
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     for number in (1, 2):
         save_file({"twice": torch.ones(2) * number}, tmp_path / f"part-{number}.safetensors")
     places = {"twice": "part-1.safetensors", "other": "part-2.safetensors"}

@@ -1,5 +1,9 @@
 """The vector functions of attention, each called from a Numba function on plain memory."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import numba
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from baton.engine.cpu.softmax_ir import (
     narrow,
     scores,
 )
-from baton.engine.memory.kv_quant import FP8_E4M3, INT8
+from baton.engine.memory.kv_quant import FP8_E4M3, INT8, KvQuant
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2")
 _mix_two = mix(2)
@@ -69,7 +73,7 @@ def run_mix_codes(weights, weights_stride, values, stride, tokens, out, out_stri
 @pytest.mark.parametrize(
     ("codes", "run", "queries"), [(INT8, run_one_int8, 1), (FP8_E4M3, run_two_fp8, 2)]
 )
-def test_scores_of_codes(codes, run, queries, dim):
+def test_scores_of_codes(codes: KvQuant, run: Callable[..., None], queries: int, dim: int) -> None:
     torch.manual_seed(dim)
     stride = dim + 8
     query = torch.randn(queries, stride).bfloat16()
@@ -84,7 +88,7 @@ def test_scores_of_codes(codes, run, queries, dim):
 
 @pytest.mark.parametrize(("codes", "queries"), [(FP8_E4M3, 1), (INT8, 2)])
 @pytest.mark.parametrize("tokens", [1, 16])
-def test_mix_of_codes(codes, queries, tokens):
+def test_mix_of_codes(codes: KvQuant, queries: int, tokens: int) -> None:
     weights, start = torch.rand(queries, 24), torch.randn(queries, 64)
     values, _ = codes.encode(torch.randn(tokens, 72))
     out = start.clone()
@@ -95,7 +99,7 @@ def test_mix_of_codes(codes, queries, tokens):
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_every_code_counts_as_its_number():
+def test_every_code_counts_as_its_number() -> None:
     """All numbers of either kind, as keys against a query that picks one place."""
     for codes, run, queries in ((INT8, run_one_int8, 1), (FP8_E4M3, run_two_fp8, 2)):
         numbers = torch.arange(256, dtype=torch.uint8).view(16, 16)
@@ -113,7 +117,7 @@ def test_every_code_counts_as_its_number():
 
 
 @pytest.mark.parametrize("dim", [32, 64, 96])
-def test_scores(dim):
+def test_scores(dim: int) -> None:
     torch.manual_seed(dim)
     query, keys = torch.randn(dim).bfloat16(), torch.randn(16, dim + 8).bfloat16()
     out = torch.zeros(16)
@@ -123,14 +127,14 @@ def test_scores(dim):
 
 
 @pytest.mark.parametrize("count", [16, 48])
-def test_highest(count):
+def test_highest(count: int) -> None:
     values = torch.randn(count)
     assert run_highest(values.data_ptr(), count // 16) == values.max()
     values[5] = torch.inf
     assert run_highest(values.data_ptr(), count // 16) == torch.inf
 
 
-def test_exponentials():
+def test_exponentials() -> None:
     values = torch.cat((torch.linspace(-60, 3, 62), torch.tensor([-torch.inf, -1e30])))
     expected = ((values.double() - 3) * 0.7).exp()
     total = run_exponentials(values.data_ptr(), 4, np.float32(3.0), np.float32(0.7))
@@ -139,13 +143,13 @@ def test_exponentials():
     assert total == pytest.approx(expected.sum().item(), rel=1e-6)
 
 
-def test_exponentials_of_nothing_known():
+def test_exponentials_of_nothing_known() -> None:
     values = torch.full((16,), torch.nan)
     total = run_exponentials(values.data_ptr(), 1, np.float32(0.0), np.float32(1.0))
     assert values.isnan().all() and np.isnan(total)
 
 
-def test_narrow_rounds_as_torch_does():
+def test_narrow_rounds_as_torch_does() -> None:
     values, out = torch.randn(64), torch.zeros(80).bfloat16()
     run_narrow(values.data_ptr(), out.data_ptr(), 4, np.float32(1.5))
     assert torch.equal(out[:64], (values * 1.5).bfloat16())
@@ -153,7 +157,7 @@ def test_narrow_rounds_as_torch_does():
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 16])
-def test_mix(tokens):
+def test_mix(tokens: int) -> None:
     torch.manual_seed(tokens)
     weights, values = torch.randn(2, 20), torch.randn(tokens, 70).bfloat16()
     out = torch.ones(2, 64)
@@ -164,13 +168,13 @@ def test_mix(tokens):
 
 
 @pytest.mark.parametrize("power", [100.0, 200.0, torch.inf])
-def test_a_large_exponential_ends_at_a_large_number(power):
+def test_a_large_exponential_ends_at_a_large_number(power: float) -> None:
     values = torch.full((16,), power)
     run_exponentials(values.data_ptr(), 1, np.float32(0.0), np.float32(1.0))
     assert values.isfinite().all() and (values >= 2.0**126).all()
 
 
-def test_what_is_not_a_number_stays_in_its_lane():
+def test_what_is_not_a_number_stays_in_its_lane() -> None:
     values = torch.linspace(-3, 2, 32)
     expected = values.double().exp()
     values[[3, 20]] = expected[[3, 20]] = torch.nan

@@ -1,4 +1,8 @@
+from __future__ import annotations
+
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -6,9 +10,11 @@ from baton.engine.model.rope import Rotary
 from baton.engine.spec.model_spec import AttentionSpec, ModelSpec, read_spec
 from baton.engine.spec.rope_spec import RopeSpec
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
+from tests.support.small_models import Reference
 
 
-def test_llama(spec_of):
+def test_llama(spec_of: Callable[..., ModelSpec]) -> None:
     assert spec_of() == ModelSpec(
         family="llama",
         layers=2,
@@ -28,30 +34,30 @@ def test_llama(spec_of):
     )
 
 
-def test_group(spec_of):
+def test_group(spec_of: Callable[..., ModelSpec]) -> None:
     assert spec_of().group == 2
 
 
-def test_kv_heads_default_to_heads_in_llama(spec_of):
+def test_kv_heads_default_to_heads_in_llama(spec_of: Callable[..., ModelSpec]) -> None:
     assert spec_of(num_key_value_heads="absent").kv_heads == 4
 
 
-def test_qwen2_has_biases_on_query_key_value_only(spec_of):
+def test_qwen2_has_biases_on_query_key_value_only(spec_of: Callable[..., ModelSpec]) -> None:
     spec = spec_of(architectures=["Qwen2ForCausalLM"])
     assert (spec.qkv_bias, spec.output_bias, spec.qk_norm) == (True, False, False)
 
 
-def test_qwen3_has_norms_and_its_own_head_dim(spec_of):
+def test_qwen3_has_norms_and_its_own_head_dim(spec_of: Callable[..., ModelSpec]) -> None:
     spec = spec_of(architectures=["Qwen3ForCausalLM"])
     assert (spec.qkv_bias, spec.qk_norm, spec.head_dim) == (False, True, 128)
 
 
-def test_attention_bias_puts_biases_on_all_four(spec_of):
+def test_attention_bias_puts_biases_on_all_four(spec_of: Callable[..., ModelSpec]) -> None:
     spec = spec_of(attention_bias=True)
     assert (spec.qkv_bias, spec.output_bias) == (True, True)
 
 
-def test_end_tokens(spec_of):
+def test_end_tokens(spec_of: Callable[..., ModelSpec]) -> None:
     assert spec_of(eos_token_id=[2, 7]).eos_ids == (2, 7)
     assert spec_of(eos_token_id=None).eos_ids == ()
     assert spec_of(generation={"temperature": 0.6}).eos_ids == (2,)
@@ -85,19 +91,21 @@ def test_end_tokens(spec_of):
         ("eos_token_id", {"eos_token_id": [1, "x"]}),
     ],
 )
-def test_refused_by_name(spec_of, field, changes):
+def test_refused_by_name(
+    spec_of: Callable[..., ModelSpec], field: str, changes: JsonObject
+) -> None:
     with pytest.raises(ModelError, match=rf"config\.json: {field}: "):
         spec_of(**changes)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\xff"])
-def test_file_that_is_no_json_object(tmp_path, text):
+def test_file_that_is_no_json_object(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ModelError, match=r"config\.json: "):
         read_spec(tmp_path)
 
 
-def test_missing_file(tmp_path):
+def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: not found; give a folder"):
         read_spec(tmp_path)
 
@@ -120,7 +128,9 @@ ROPE = {
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "gemma3"])
-def test_any_value_of_any_field_is_read_or_refused(references, tmp_path, name):
+def test_any_value_of_any_field_is_read_or_refused(
+    references: Callable[[str], Reference], tmp_path: Path, name: str
+) -> None:
     """Whatever stands in a field, there is a spec or a ModelError that names the file."""
     good = json.loads((references(name).folder / "config.json").read_text())
     good |= {"partial_rotary_factor": 1.0, "rope_theta": 1e4, "sliding_window_pattern": 2}
@@ -144,7 +154,9 @@ def test_any_value_of_any_field_is_read_or_refused(references, tmp_path, name):
     assert len(changed) // 4 < refused < len(changed)
 
 
-def test_too_many_layers_are_refused_before_they_are_counted_out(spec_of):
+def test_too_many_layers_are_refused_before_they_are_counted_out(
+    spec_of: Callable[..., ModelSpec],
+) -> None:
     with pytest.raises(
         ModelError, match=r"num_hidden_layers: 1000000000000 exceeds the maximum of"
     ):

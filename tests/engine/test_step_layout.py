@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 
 from baton.engine.model.step_layout import Bounds, lay_out
@@ -8,7 +10,7 @@ from baton.runtime.sampling import SamplingParams
 BOUNDS = Bounds(blocks=10, block_size=4, vocab_size=50, max_context=30)
 
 
-def test_decodes_come_first_and_spans_lead_back():
+def test_decodes_come_first_and_spans_lead_back() -> None:
     batch = StepBatch(
         (
             Slice([1, 2, 3, 4, 5], 3, [7, 2]),
@@ -31,7 +33,7 @@ def test_decodes_come_first_and_spans_lead_back():
     assert (second.first, second.end, second.start, second.blocks.tolist()) == (7, 9, 0, [5])
 
 
-def test_only_chunks_or_only_decodes():
+def test_only_chunks_or_only_decodes() -> None:
     assert lay_out(StepBatch((Slice([1, 2], 0, [0]),)), BOUNDS).decode_rows == 0
     assert lay_out(StepBatch((Slice([1], 0, [0]),)), BOUNDS).chunks == ()
 
@@ -51,17 +53,17 @@ def test_only_chunks_or_only_decodes():
         (Slice([1], 30, list(range(10))), "31 tokens exceed 30"),
     ],
 )
-def test_a_slice_out_of_bounds_is_named(item, reason):
+def test_a_slice_out_of_bounds_is_named(item: Slice, reason: str) -> None:
     with pytest.raises(EngineError, match=f"slice 1: .*{reason}"):
         lay_out(StepBatch((Slice([1], 0, [0]), item)), BOUNDS)
 
 
-def test_an_empty_step_is_refused():
+def test_an_empty_step_is_refused() -> None:
     with pytest.raises(EngineError, match="at least one slice"):
         lay_out(StepBatch(()), BOUNDS)
 
 
-def test_blocks_beyond_those_in_use_are_not_looked_at():
+def test_blocks_beyond_those_in_use_are_not_looked_at() -> None:
     assert lay_out(StepBatch((Slice([1], 0, [0, 99]),)), BOUNDS).decode_tables.tolist() == [[0]]
 
 
@@ -71,7 +73,7 @@ def verifying(tokens, start, blocks):
     return Slice(tokens, start, blocks, draws, proposed=len(tokens) - 1)
 
 
-def test_tokens_that_are_verified_are_decode_rows_of_one_table():
+def test_tokens_that_are_verified_are_decode_rows_of_one_table() -> None:
     batch = StepBatch(
         (
             Slice([1, 2], 0, [5]),
@@ -99,6 +101,6 @@ def test_tokens_that_are_verified_are_decode_rows_of_one_table():
         (Slice([1, 2], 0, [0], proposed=1), "0 draws"),
     ],
 )
-def test_a_verified_slice_out_of_bounds_is_named(item, reason):
+def test_a_verified_slice_out_of_bounds_is_named(item: Slice, reason: str) -> None:
     with pytest.raises(EngineError, match=f"slice 1: .*{reason}"):
         lay_out(StepBatch((Slice([1], 0, [0]), item)), BOUNDS)

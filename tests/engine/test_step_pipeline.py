@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_pipeline_scene import PipelineScene
 
 
-def seconds(expected_s: float) -> Any:
+def seconds(expected_s: float) -> object:
     """The virtual loop's rounds take microseconds."""
     return pytest.approx(expected_s, abs=1e-3)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_pipeline_scene import PipelineScene
 
 
-def seconds(expected_s: float) -> Any:
+def seconds(expected_s: float) -> object:
     """The virtual loop's rounds take microseconds, which OVERDUE_FACTOR and growth multiply."""
     return pytest.approx(expected_s, rel=5e-3)
 

@@ -1,15 +1,18 @@
+from __future__ import annotations
+
 import pytest
 import torch
 import torch.nn.functional as functional
 
 from baton.engine.cpu.strict_kernels import strict_gate
+from baton.engine.spec.families import Activation
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_is_the_activation_times_the_other_half(activation, dtype):
+def test_is_the_activation_times_the_other_half(activation: Activation, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     both = (torch.randn(33, 2 * 50) * 4).to(dtype)
     left, right = both.double().chunk(2, dim=-1)
@@ -24,7 +27,7 @@ def test_is_the_activation_times_the_other_half(activation, dtype):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_row_does_not_depend_on_rows_or_threads(activation):
+def test_a_row_does_not_depend_on_rows_or_threads(activation: Activation) -> None:
     """At sizes at which torch's own activation was seen to: 511 rows of 96, two threads."""
     torch.manual_seed(3)
     both = torch.randn(511, 2 * 96)
@@ -40,7 +43,7 @@ def test_a_row_does_not_depend_on_rows_or_threads(activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_what_is_not_finite_stays_so(activation):
+def test_what_is_not_finite_stays_so(activation: Activation) -> None:
     """So that a broken slice is found, and a very low number is not."""
     both = torch.tensor([[float("nan"), float("inf"), -3e38, 3e38, 1.0, 1.0, 1.0, 1.0]])
     nan, infinite, low, high = strict_gate(both, activation)[0].tolist()

@@ -1,6 +1,9 @@
 """The exponential and its kin: how exact they are, and that no neighbour changes them."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -31,18 +34,18 @@ def run(function, *arrays):
 
 
 @pytest.fixture(scope="module")
-def exps():
+def exps() -> Callable[..., None]:
     return compiled(_exps, strict=True)
 
 
-def test_exp_is_within_three_units_in_the_last_place(exps):
+def test_exp_is_within_three_units_in_the_last_place(exps: Callable[..., None]) -> None:
     x = np.linspace(-86.9, 87.9, 200_001, dtype=np.float32)
     exact = np.exp(x.astype(np.float64))
     wrong = np.abs(run(exps, x) - exact) / np.spacing(exact.astype(np.float32))
     assert wrong.max() < 3
 
 
-def test_exp_at_its_ends(exps):
+def test_exp_at_its_ends(exps: Callable[..., None]) -> None:
     x = np.array([0, -0.0, -np.inf, -1e30, np.inf, 200, np.nan], dtype=np.float32)
     one, also_one, least, low, most, high, nan = run(exps, x)
     assert one == also_one == 1.0
@@ -51,7 +54,7 @@ def test_exp_at_its_ends(exps):
     assert math.isnan(nan)
 
 
-def test_exp_does_not_depend_on_its_place(exps):
+def test_exp_does_not_depend_on_its_place(exps: Callable[..., None]) -> None:
     """A vector's body and what is left at its end give the same bits."""
     x = np.random.default_rng(1).normal(scale=20, size=257).astype(np.float32)
     whole = run(exps, x)
@@ -59,20 +62,20 @@ def test_exp_does_not_depend_on_its_place(exps):
         assert (run(exps, x[first : first + count].copy()) == whole[first : first + count]).all()
 
 
-def test_tanh():
+def test_tanh() -> None:
     x = np.linspace(-60, 60, 10_001, dtype=np.float32)
     found = run(compiled(_tanhs, strict=True), x)
     assert np.abs(found - np.tanh(x.astype(np.float64))).max() < 2e-7
 
 
-def test_fma_rounds_once():
+def test_fma_rounds_once() -> None:
     e = np.float32(2.0**-13)
     a, c = np.array([1 + e], dtype=np.float32), np.array([-1 - 2 * e], dtype=np.float32)
     assert run(compiled(_fmas, strict=True), a, a, c) == np.float32(2.0**-26)
     assert a * a + c == 0.0  # rounded twice
 
 
-def test_strict_code_keeps_the_order_of_a_sum():
+def test_strict_code_keeps_the_order_of_a_sum() -> None:
     def _sum(x, out):
         for i in range(x.shape[0]):
             out[0] += x[i]

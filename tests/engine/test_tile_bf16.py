@@ -1,5 +1,7 @@
 """One tile of the bfloat16 product, called from a Numba function as the kernels call it."""
 
+from __future__ import annotations
+
 import numba
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ def run_fetching(lines, rows, x, x_stride, panel, ahead, pairs, start, out, out_
 
 
 @pytest.mark.parametrize("rows", [1, MAX_ROWS])
-def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(rows):
+def test_what_is_fetched_changes_no_bit_and_may_lie_nowhere(rows: int) -> None:
     torch.manual_seed(rows)
     x = torch.randn(rows, 10).to(torch.bfloat16)
     panel = torch.randn(5, COLUMNS, 2).to(torch.bfloat16)
@@ -59,7 +61,7 @@ def product(function, x, weight, start):
 # a stretch and more, and what is left over of one or of a vector
 @pytest.mark.parametrize("pairs", [1, 5, 8, STRETCH - 1, STRETCH, STRETCH + 1, 2 * STRETCH + 13])
 @pytest.mark.parametrize("rows", ROWS)
-def test_rows_are_multiplied_and_nothing_else_is_touched(rows, pairs):
+def test_rows_are_multiplied_and_nothing_else_is_touched(rows: int, pairs: int) -> None:
     torch.manual_seed(rows)
     x = torch.randn(rows, 2 * pairs + 4).to(torch.bfloat16)  # the last four are not inputs
     weight = torch.randn(COLUMNS, 2 * pairs).to(torch.bfloat16)
@@ -71,7 +73,7 @@ def test_rows_are_multiplied_and_nothing_else_is_touched(rows, pairs):
 
 
 @pytest.mark.parametrize("pairs", [5, 2 * STRETCH + 13])
-def test_a_row_is_the_same_bits_whatever_stands_beside_it(pairs):
+def test_a_row_is_the_same_bits_whatever_stands_beside_it(pairs: int) -> None:
     torch.manual_seed(pairs)
     x = torch.randn(MAX_ROWS, 2 * pairs).to(torch.bfloat16)
     weight, start = torch.randn(COLUMNS, 2 * pairs).to(torch.bfloat16), torch.randn(COLUMNS)
@@ -80,7 +82,7 @@ def test_a_row_is_the_same_bits_whatever_stands_beside_it(pairs):
         assert torch.equal(product(run, x[:rows], weight, start)[:rows], torch.stack(alone[:rows]))
 
 
-def test_nothing_behind_the_last_number_counts():
+def test_nothing_behind_the_last_number_counts() -> None:
     """It would make the sums NaN."""
     x = torch.full((MAX_ROWS, 26), torch.nan).to(torch.bfloat16)
     x[:, :18] = 1.0
@@ -88,7 +90,7 @@ def test_nothing_behind_the_last_number_counts():
     assert (out[:MAX_ROWS, :COLUMNS] == 18.0).all()
 
 
-def test_an_unknown_number_of_rows_does_nothing():
+def test_an_unknown_number_of_rows_does_nothing() -> None:
     memory = np.full(4096, 3, dtype=np.int8)
     at = memory.ctypes.data
     run(MAX_ROWS + 1, at, 0, at, at, 1, at, at, 0)
@@ -98,7 +100,9 @@ def test_an_unknown_number_of_rows_does_nothing():
 @pytest.mark.skipif(not dot_bf16.native(), reason="this processor has but one way")
 @pytest.mark.parametrize("pairs", [5, STRETCH + 9])
 @pytest.mark.parametrize("rows", ROWS)
-def test_without_the_instruction_it_computes_the_same(monkeypatch, rows, pairs):
+def test_without_the_instruction_it_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch, rows: int, pairs: int
+) -> None:
     """Float32 products, as a processor with AVX2 alone makes them."""
     for module in (dot_bf16, tile_bf16):
         monkeypatch.setattr(module, "native", lambda: False)

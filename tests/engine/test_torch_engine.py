@@ -1,5 +1,8 @@
+from __future__ import annotations
+
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from baton.engine.execution.torch_engine import TorchEngine, TorchHandle
 from baton.engine.scheduling.batch import Draw, FinishedStep, Slice, StepBatch, StepResult
 from baton.runtime.errors import DeviceLost, EngineError
 from baton.runtime.sampling import SamplingParams
+from tests.support.small_models import Reference
 from tests.support.waiting import eventually
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -42,12 +46,12 @@ class Gate:
 
 
 @pytest.fixture
-async def gate():
+async def gate() -> Gate:
     return Gate()
 
 
 @pytest.fixture
-async def gated(gate):
+async def gated(gate: Gate) -> AsyncIterator[TorchEngine]:
     engine = TorchEngine(gate, queue_steps=4, step_timeout_s=20)
     yield engine
     gate.go.set()
@@ -55,7 +59,7 @@ async def gated(gate):
 
 
 @pytest.fixture
-async def engine(qwen3):
+async def engine(qwen3: Reference) -> AsyncIterator[TorchEngine]:
     engine = build_engine(
         qwen3.folder, EngineOptions(blocks=20, block_size=8, threads=1, max_context=100)
     )
@@ -63,14 +67,14 @@ async def engine(qwen3):
     await engine.close()
 
 
-async def test_attributes(engine):
+async def test_attributes(engine: TorchEngine) -> None:
     assert engine.spec.family == "qwen3"
     assert engine.pool.blocks == 20
     assert engine.max_context == 100
     assert engine.dtype_name == "float32"
 
 
-async def test_a_step_is_what_the_runner_computes(engine, qwen3):
+async def test_a_step_is_what_the_runner_computes(engine: TorchEngine, qwen3: Reference) -> None:
     expected = build_runner(qwen3.folder, EngineOptions(blocks=20, block_size=8)).run(STEP)
     result = await engine.submit(STEP).result()
     assert result.drawn == expected.drawn
@@ -78,7 +82,7 @@ async def test_a_step_is_what_the_runner_computes(engine, qwen3):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system has no /proc")
-async def test_the_kernel_knows_the_device_thread_by_its_name(gate):
+async def test_the_kernel_knows_the_device_thread_by_its_name(gate: Gate) -> None:
     before = set(threading.enumerate())
     engine = TorchEngine(gate, queue_steps=4, step_timeout_s=20)
     started = set(threading.enumerate()) - before
@@ -93,7 +97,9 @@ def kernel_name(thread):
     return Path(f"/proc/self/task/{thread.native_id}/comm").read_text().strip()
 
 
-async def test_steps_run_in_order_on_one_thread_while_the_loop_lives(gate, gated):
+async def test_steps_run_in_order_on_one_thread_while_the_loop_lives(
+    gate: Gate, gated: TorchEngine
+) -> None:
     handles = [gated.submit(STEP) for _ in range(3)]
     ticks = 0
     for _ in range(10):
@@ -107,7 +113,7 @@ async def test_steps_run_in_order_on_one_thread_while_the_loop_lives(gate, gated
     assert len(gate.steps) == 3
 
 
-async def test_a_failed_step_fails_alone(gate, gated):
+async def test_a_failed_step_fails_alone(gate: Gate, gated: TorchEngine) -> None:
     gate.go.set()
     gate.error = RuntimeError("out of luck")
     with pytest.raises(EngineError, match="out of luck") as caught:
@@ -117,12 +123,12 @@ async def test_a_failed_step_fails_alone(gate, gated):
     await gated.submit(STEP).result()
 
 
-async def test_a_refused_step_keeps_its_reason(engine):
+async def test_a_refused_step_keeps_its_reason(engine: TorchEngine) -> None:
     with pytest.raises(EngineError, match="^slice 0: .* outside the pool of 20"):
         await engine.submit(StepBatch((Slice([1], 0, [99]),))).result()
 
 
-async def test_a_full_queue_is_refused_at_once(gate, gated):
+async def test_a_full_queue_is_refused_at_once(gate: Gate, gated: TorchEngine) -> None:
     handles = []
     with pytest.raises(EngineError, match="4 steps are already queued"):
         for _ in range(7):
@@ -133,7 +139,7 @@ async def test_a_full_queue_is_refused_at_once(gate, gated):
         await handle.result()
 
 
-async def test_a_step_that_never_ends_is_given_up(gate):
+async def test_a_step_that_never_ends_is_given_up(gate: Gate) -> None:
     engine = TorchEngine(gate, step_timeout_s=0.05)
     handle = engine.submit(STEP)
     with pytest.raises(DeviceLost, match="no result within 0.05 s"):
@@ -142,7 +148,7 @@ async def test_a_step_that_never_ends_is_given_up(gate):
     await engine.close()
 
 
-async def test_giving_up_does_not_disturb_the_step(gate, gated):
+async def test_giving_up_does_not_disturb_the_step(gate: Gate, gated: TorchEngine) -> None:
     handle = gated.submit(STEP)
     waiting = asyncio.create_task(handle.result())
     await asyncio.sleep(0)
@@ -154,7 +160,7 @@ async def test_giving_up_does_not_disturb_the_step(gate, gated):
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_a_cancel_that_comes_with_the_result_is_not_lost(turns):
+async def test_a_cancel_that_comes_with_the_result_is_not_lost(turns: int) -> None:
     """A worker that is stopped just then would go on for ever."""
     future = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(TorchHandle(future, 20).result())
@@ -168,7 +174,7 @@ async def test_a_cancel_that_comes_with_the_result_is_not_lost(turns):
     assert done or waiting.cancelled()
 
 
-async def test_copy_comes_before_later_steps(engine):
+async def test_copy_comes_before_later_steps(engine: TorchEngine) -> None:
     await engine.submit(STEP).result()
     await engine.submit(StepBatch((Slice([4], 0, [7]),), ((0, 5),))).result()
     assert engine.pool.bytes_view()[0].any()
@@ -178,13 +184,13 @@ async def test_copy_comes_before_later_steps(engine):
     assert copied.drawn == (await engine.submit(STEP).result()).drawn
 
 
-async def test_a_failed_copy_fails_all_later_steps(engine):
+async def test_a_failed_copy_fails_all_later_steps(engine: TorchEngine) -> None:
     for copies in (((0, 99),), ()):
         with pytest.raises(EngineError, match="block 99 is not in the pool"):
             await engine.submit(StepBatch(STEP.slices, copies)).result()
 
 
-async def test_close_finishes_what_is_queued(gate):
+async def test_close_finishes_what_is_queued(gate: Gate) -> None:
     engine = TorchEngine(gate)
     handles = [engine.submit(STEP) for _ in range(3)]
     gate.go.set()
@@ -196,7 +202,7 @@ async def test_close_finishes_what_is_queued(gate):
         engine.submit(STEP)
 
 
-def test_a_lost_loop_harms_no_other():
+def test_a_lost_loop_harms_no_other() -> None:
     gate = Gate()
     engine = TorchEngine(gate)
 
@@ -247,7 +253,7 @@ async def started(gate, count):
     await eventually(lambda: len(gate.steps) >= count)
 
 
-async def test_the_next_step_starts_while_one_runs():
+async def test_the_next_step_starts_while_one_runs() -> None:
     gate = Overlapping()
     gate.stumbles = 3
     engine = TorchEngine(gate)
@@ -267,7 +273,7 @@ async def test_the_next_step_starts_while_one_runs():
     assert {name for _, name in gate.results} == {"results"}
 
 
-async def test_a_step_that_cannot_start_fails_alone():
+async def test_a_step_that_cannot_start_fails_alone() -> None:
     before = set(threading.enumerate())
     gate = Overlapping()
     gate.go.set()
@@ -285,7 +291,9 @@ async def test_a_step_that_cannot_start_fails_alone():
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-async def test_both_threads_work_on_the_engines_gpu(gate, monkeypatch, overlaps):
+async def test_both_threads_work_on_the_engines_gpu(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
     """CUDA's current device is a thread's own: the second GPU's engine must not launch on the
     first, nor make a context there to wait with."""
     gate.overlaps = overlaps

@@ -1,5 +1,7 @@
 """Every kernel compiles for sm_80 and sm_90 on a machine that has neither."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -19,7 +21,7 @@ BUILDS = Path(__file__).with_name("triton_builds.py")
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("capability", [80, 90])
-def test_all_kernels_compile_and_fit(tmp_path, capability):
+def test_all_kernels_compile_and_fit(tmp_path: Path, capability: int) -> None:
     file = tmp_path / "kernels.json"
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

@@ -1,6 +1,10 @@
 """Products that keep rows apart: right, and bit by bit the same, under Triton's interpreter."""
 
+from __future__ import annotations
+
 import pytest
+
+from tests.support.json_values import JsonObject
 
 
 @pytest.mark.parametrize(
@@ -14,5 +18,5 @@ import pytest
         "products of heads",
     ],
 )
-def test_parity(product_checks, name):
+def test_parity(product_checks: dict[str, JsonObject], name: str) -> None:
     assert product_checks[name]["good"], product_checks[name]["said"]

@@ -1,10 +1,13 @@
 """Products with packed weights: parity, the references by hand, and refusals."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
 from baton.engine.triton.quantized import dequantized_reference, quantized_matmul
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
 
 NAMES = [
     "quantized int8 by channel, 1 row, fp32",
@@ -20,11 +23,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parity(product_checks, name):
+def test_parity(product_checks: dict[str, JsonObject], name: str) -> None:
     assert product_checks[name]["good"], product_checks[name]["said"]
 
 
-def test_int4_holds_the_even_column_in_the_low_half():
+def test_int4_holds_the_even_column_in_the_low_half() -> None:
     packed = torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)
     scales = torch.tensor([[0.5, 2.0]])
     plain = dequantized_reference(packed, scales, "int4", None, torch.float32)
@@ -34,7 +37,7 @@ def test_int4_holds_the_even_column_in_the_low_half():
     assert plain.tolist() == [[0.0, 0.5, -14.0, 0.0]]
 
 
-def test_int8_and_fp8_are_their_values_times_the_scale():
+def test_int8_and_fp8_are_their_values_times_the_scale() -> None:
     scales = torch.tensor([[0.5], [2.0]])
     values = torch.tensor([[-127, 3], [4, 127]], dtype=torch.int8)
     plain = dequantized_reference(values, scales, "int8", None, torch.float32)
@@ -45,7 +48,7 @@ def test_int8_and_fp8_are_their_values_times_the_scale():
 
 
 @pytest.mark.parametrize(("depth", "groups"), [(48, 6), (48, 5)])
-def test_a_group_that_the_kernel_cannot_take_is_refused(depth, groups):
+def test_a_group_that_the_kernel_cannot_take_is_refused(depth: int, groups: int) -> None:
     values, scales = torch.zeros(4, depth, dtype=torch.int8), torch.ones(4, groups)
     with pytest.raises(ModelError, match=f"{depth} columns has {groups} groups"):
         quantized_matmul(torch.zeros(1, depth), values, scales, "int8")

@@ -30,7 +30,7 @@ def drawn(*tokens: int) -> tuple[Drawn, ...]:
     return tuple(Drawn(0, token) for token in tokens)
 
 
-def test_proposals_follow_the_known_token_and_the_histories():
+def test_proposals_follow_the_known_token_and_the_histories() -> None:
     item = with_proposals(one_token(4), [7, 8, 9])
     assert (item.tokens, item.proposed) == ((3, 7, 8, 9), 3)
     assert [list(draw.history or ()) for draw in item.draws] == [
@@ -43,7 +43,7 @@ def test_proposals_follow_the_known_token_and_the_histories():
 
 
 @pytest.mark.parametrize(("proposals", "tokens"), [([], 1), ([7], 2), ([7, 8, 9], 3)])
-def test_a_slice_takes_no_more_proposals_than_draws(proposals, tokens):
+def test_a_slice_takes_no_more_proposals_than_draws(proposals: list[int], tokens: int) -> None:
     item = with_proposals(one_token(3), proposals)
     assert len(item.tokens) == len(item.draws) == tokens
     assert item.proposed == tokens - 1
@@ -53,17 +53,17 @@ def test_a_slice_takes_no_more_proposals_than_draws(proposals, tokens):
     ("target", "kept"),
     [((5, 8, 9, 1), 1), ((7, 5, 9, 1), 2), ((7, 8, 5, 1), 3), ((7, 8, 9, 1), 4)],
 )
-def test_acceptance_ends_with_the_first_difference(target, kept):
+def test_acceptance_ends_with_the_first_difference(target: tuple[int, ...], kept: int) -> None:
     item = with_proposals(one_token(4), [7, 8, 9])
     assert accepted(item, drawn(*target)) == drawn(*target[:kept])
 
 
-def test_rows_that_were_not_drawn_are_not_accepted():
+def test_rows_that_were_not_drawn_are_not_accepted() -> None:
     item = with_proposals(one_token(4), [7, 8, 9])
     assert accepted(item, drawn(7, 8)) == drawn(7, 8)
 
 
-def test_draws_of_several_choices_are_all_kept():
+def test_draws_of_several_choices_are_all_kept() -> None:
     assert accepted(one_token(3), drawn(7, 8, 9)) == drawn(7, 8, 9)
 
 
@@ -75,12 +75,12 @@ def test_draws_of_several_choices_are_all_kept():
         Slice((0, 7), 2, (0,), one_token(2).draws, feed=0, proposed=1),
     ],
 )
-def test_a_slice_that_cannot_be_verified_is_refused(item):
+def test_a_slice_that_cannot_be_verified_is_refused(item: Slice) -> None:
     with pytest.raises(EngineError, match="slice 1"):
         check_proposals(StepBatch((one_token(1), item)))
 
 
-def test_a_fed_slice_keeps_its_draft_work():
+def test_a_fed_slice_keeps_its_draft_work() -> None:
     item = Slice((0,), 2, (0,), one_token(3).draws, feed=0, draft=DraftWork((), 2))
     (found,) = resolve_feeds(StepBatch((item,)), StepResult((drawn(4),))).slices
     assert (found.tokens, found.feed, found.draft) == ((4,), None, DraftWork((), 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 import pytest
 import torch
@@ -18,7 +18,16 @@ from tests.support.model_story import ModelStory, random_prompt
 from tests.support.small_models import Reference
 
 PROMPT, STEPS, MOST = 21, 24, 5
-BACKENDS: list[dict[str, Any]] = [
+
+
+class Backend(TypedDict, total=False):
+    backend: str
+    dtype: str
+    deterministic: bool
+    kv_dtype: str
+
+
+BACKENDS: list[Backend] = [
     {"backend": "torch"},
     {"backend": "numba"},
     {"dtype": "bfloat16"},
@@ -74,13 +83,13 @@ def plainly(story: ModelStory, params: SamplingParams, number: int) -> list[Draw
     return choice.drawn
 
 
-def known(drawn: list[Drawn]) -> list[tuple[int, Any]]:
+def known(drawn: list[Drawn]) -> list[tuple[int, object]]:
     return [(each.token, each.logprob and pytest.approx(each.logprob, abs=5e-2)) for each in drawn]
 
 
 @pytest.mark.parametrize("how", BACKENDS, ids=str)
 def test_tokens_equal_those_of_plain_decoding(
-    references: Callable[[str], Reference], how: dict[str, Any]
+    references: Callable[[str], Reference], how: Backend
 ) -> None:
     """Drafts of each length, with the first wrong token at each place, beside plain slices."""
     folder = references("qwen3").folder

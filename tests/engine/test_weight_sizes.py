@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from baton.engine.checkpoint.weights import load_weights
 from baton.engine.model.experts import ListedExperts
-from baton.engine.model.linear import PlainMatrix
+from baton.engine.model.linear import Linear, PlainMatrix
+from baton.engine.model.matrix_backend import ExpertSource
 from baton.engine.model.quantized_weight import QuantizedWeight
 from baton.engine.spec.model_spec import read_spec
 from baton.engine.spec.quantization_config import LoadQuantization
@@ -32,14 +33,14 @@ class KeptMatrices:
     def plain(self, weight: Tensor, bias: Tensor | None = None) -> PlainMatrix:
         return PlainMatrix(weight, bias)
 
-    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Any:
-        return (weight, bias)
+    def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        return cast(Linear, (weight, bias))
 
-    def experts(self, source: Any) -> ListedExperts:
+    def experts(self, source: ExpertSource) -> ListedExperts:
         return source.listed()
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -51,10 +52,11 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif hasattr(value, "__dict__"):
         yield from tensors(list(vars(value).values()))
     elif hasattr(type(value), "__slots__"):
-        yield from tensors([getattr(value, name) for name in type(value).__slots__])
+        names = type(value).__slots__  # type: ignore[attr-defined] # of this branch
+        yield from tensors([getattr(value, name) for name in names])
 
 
-def held_bytes(value: Any) -> int:
+def held_bytes(value: object) -> int:
     found = {tensor.data_ptr(): tensor.nbytes for tensor in tensors(value)}
     return sum(found.values())
 

@@ -1,5 +1,9 @@
+from __future__ import annotations
+
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,12 +13,15 @@ from baton.engine.checkpoint.weights import load_weights, source_dtype
 from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.scheduling.batch import Slice
 from baton.engine.spec.model_spec import read_spec
+from baton.engine.spec.quantization_config import LoadQuantization
 from baton.runtime.errors import ConfigError, ModelError
+from tests.support.json_values import JsonObject
 from tests.support.model_story import ModelStory, random_prompt
+from tests.support.small_models import Reference
 
 
 @pytest.fixture
-def folder(qwen3, tmp_path):
+def folder(qwen3: Reference, tmp_path: Path) -> Path:
     return shutil.copytree(qwen3.folder, tmp_path / "model")
 
 
@@ -30,7 +37,9 @@ def edit(folder, change):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-llama3-rope"])
-def test_shards_compute_as_one_file(references, name, tmp_path):
+def test_shards_compute_as_one_file(
+    references: Callable[[str], Reference], name: str, tmp_path: Path
+) -> None:
     reference, tokens = references(name), random_prompt(20)
     reference.model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
@@ -40,7 +49,7 @@ def test_shards_compute_as_one_file(references, name, tmp_path):
     assert torch.equal(ours, theirs)
 
 
-def test_tied_head_is_the_embedding(references):
+def test_tied_head_is_the_embedding(references: Callable[[str], Reference]) -> None:
     weights = load(references("qwen2").folder)
     x = torch.randn(3, 64)
     torch.testing.assert_close(weights.head(x), x @ weights.embedding.T)
@@ -48,7 +57,7 @@ def test_tied_head_is_the_embedding(references):
 
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("target", [torch.bfloat16, torch.float16, torch.float32])
-def test_every_source_is_converted(folder, source, target):
+def test_every_source_is_converted(folder: Path, source: torch.dtype, target: torch.dtype) -> None:
     name = "model.layers.0.input_layernorm.weight"
     wanted = load_file(folder / "model.safetensors")[name].to(source).to(target)
     edit(folder, lambda tensors: tensors.update({k: v.to(source) for k, v in tensors.items()}))
@@ -58,19 +67,19 @@ def test_every_source_is_converted(folder, source, target):
     assert weights.embedding.dtype == target
 
 
-def test_missing_tensor_is_named(folder):
+def test_missing_tensor_is_named(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is in none"):
         load(folder)
 
 
-def test_missing_head_of_an_untied_model_is_named(folder):
+def test_missing_head_of_an_untied_model_is_named(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(ModelError, match=r"lm_head\.weight"):
         load(folder)
 
 
-def test_wrong_shape_names_file_tensor_and_both_shapes(folder):
+def test_wrong_shape_names_file_tensor_and_both_shapes(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(65)}))
     with pytest.raises(
         ModelError, match=r"model\.safetensors: tensor model\.norm\.weight .*\[65\].*\[64\]"
@@ -79,7 +88,7 @@ def test_wrong_shape_names_file_tensor_and_both_shapes(folder):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_value_that_is_not_finite_is_refused(folder, bad):
+def test_value_that_is_not_finite_is_refused(folder: Path, bad: float) -> None:
     def spoil(tensors):
         tensors["model.layers.2.self_attn.k_proj.weight"][3, 4] = bad
 
@@ -88,12 +97,12 @@ def test_value_that_is_not_finite_is_refused(folder, bad):
         load(folder)
 
 
-def test_large_finite_values_whose_sum_overflows_are_accepted(folder):
+def test_large_finite_values_whose_sum_overflows_are_accepted(folder: Path) -> None:
     edit(folder, lambda tensors: tensors["model.norm.weight"].fill_(3e38))
     assert load(folder).final_norm[0] == 3e38
 
 
-def test_integer_weights_are_refused_by_kind(folder):
+def test_integer_weights_are_refused_by_kind(folder: Path) -> None:
     edit(
         folder,
         lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}),
@@ -102,7 +111,7 @@ def test_integer_weights_are_refused_by_kind(folder):
         load(folder)
 
 
-def test_missing_shard_is_named_with_a_tensor_it_holds(qwen3, tmp_path):
+def test_missing_shard_is_named_with_a_tensor_it_holds(qwen3: Reference, tmp_path: Path) -> None:
     qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
     gone = sorted(tmp_path.glob("model-*.safetensors"))[1]
     gone.unlink()
@@ -110,7 +119,7 @@ def test_missing_shard_is_named_with_a_tensor_it_holds(qwen3, tmp_path):
         load(tmp_path)
 
 
-def test_index_that_points_out_of_the_folder_is_refused(qwen3, tmp_path):
+def test_index_that_points_out_of_the_folder_is_refused(qwen3: Reference, tmp_path: Path) -> None:
     qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
@@ -118,20 +127,20 @@ def test_index_that_points_out_of_the_folder_is_refused(qwen3, tmp_path):
         load(tmp_path)
 
 
-def test_empty_index_is_refused(qwen3, tmp_path):
+def test_empty_index_is_refused(qwen3: Reference, tmp_path: Path) -> None:
     qwen3.model.save_pretrained(tmp_path, max_shard_size="60KB")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
     with pytest.raises(ModelError, match="weight_map: is empty"):
         load(tmp_path)
 
 
-def test_folder_without_safetensors_is_refused(folder):
+def test_folder_without_safetensors_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="use a model with safetensors"):
         load(folder)
 
 
-def test_cut_file_is_refused(folder):
+def test_cut_file_is_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match=r"model\.safetensors: tensor .* \[\d.*it is truncated"):
@@ -145,21 +154,25 @@ def test_cut_file_is_refused(folder):
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     ],
 )
-def test_weights_that_config_json_has_no_use_for_are_refused(folder, changes):
+def test_weights_that_config_json_has_no_use_for_are_refused(
+    folder: Path, changes: JsonObject
+) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ModelError, match=r"tensor model\.layers\.\d.* \[\d+.*config\.json"):
         load(folder)
 
 
-def test_a_bias_that_no_field_announces_is_refused(folder):
+def test_a_bias_that_no_field_announces_is_refused(folder: Path) -> None:
     name = "model.layers.1.self_attn.o_proj.bias"
     edit(folder, lambda tensors: tensors.update({name: torch.ones(64)}))
     with pytest.raises(ModelError, match=r"o_proj\.bias \[64\] is not part of a qwen3 model of 3"):
         load(folder)
 
 
-def test_spare_tensors_and_a_tied_head_are_left_alone(references, tmp_path):
+def test_spare_tensors_and_a_tied_head_are_left_alone(
+    references: Callable[[str], Reference], tmp_path: Path
+) -> None:
     folder = shutil.copytree(references("qwen2").folder, tmp_path / "model")
     spare = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
     edit(folder, lambda tensors: tensors.update(spare | {"lm_head.weight": torch.zeros(199, 64)}))
@@ -178,14 +191,16 @@ def test_spare_tensors_and_a_tied_head_are_left_alone(references, tmp_path):
         ({"intermediate_size": 80}, r"proj\.weight has shape .*80"),
     ],
 )
-def test_config_that_contradicts_the_weights_is_refused(folder, changes, tensor):
+def test_config_that_contradicts_the_weights_is_refused(
+    folder: Path, changes: JsonObject, tensor: str
+) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ModelError, match=tensor):
         load(folder)
 
 
-def test_progress_ends_with_all_bytes(folder):
+def test_progress_ends_with_all_bytes(folder: Path) -> None:
     reported = []
     load_weights(
         folder, read_spec(folder), torch.float32, CpuMatrices(), lambda *step: reported.append(step)
@@ -195,7 +210,7 @@ def test_progress_ends_with_all_bytes(folder):
     assert all(a < b for (a, _), (b, _) in zip(reported, reported[1:], strict=False))
 
 
-def test_sizes_that_no_memory_holds_are_named(folder):
+def test_sizes_that_no_memory_holds_are_named(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 1 << 50}))
     with pytest.raises(ModelError, match=r"no memory for a tensor .*config\.json"):
@@ -203,7 +218,9 @@ def test_sizes_that_no_memory_holds_are_named(folder):
 
 
 @pytest.mark.parametrize(("made", "bound"), [("int8", 0.025), ("int4", 0.25)])
-def test_weights_made_smaller_answer_nearly_alike(references, tmp_path, made, bound):
+def test_weights_made_smaller_answer_nearly_alike(
+    references: Callable[[str], Reference], tmp_path: Path, made: str, bound: float
+) -> None:
     """Of a size at which a random model's layers do not throw small differences about."""
     folder, tokens = (
         shutil.copytree(references("llama").folder, tmp_path / "model"),
@@ -221,7 +238,7 @@ def test_weights_made_smaller_answer_nearly_alike(references, tmp_path, made, bo
     assert 0 < (found - wanted).norm() < bound * wanted.norm()
 
 
-def test_columns_that_no_group_divides_are_refused_for_int4(folder):
+def test_columns_that_no_group_divides_are_refused_for_int4(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 80}))
 
@@ -238,13 +255,15 @@ def test_columns_that_no_group_divides_are_refused_for_int4(folder):
 
 @pytest.mark.parametrize("made", ["int8", "int4"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_cannot_be_quantised(folder, made, bad):
+def test_a_value_that_is_not_finite_cannot_be_quantised(
+    folder: Path, made: LoadQuantization, bad: float
+) -> None:
     edit(folder, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][5].fill_(bad))
     with pytest.raises(ModelError, match=r"up_proj\.weight \[96, 64\] has values that are not"):
         load_weights(folder, read_spec(folder), torch.float32, CpuMatrices(), None, made)
 
 
-def test_quantised_weights_are_not_quantised_again(folder):
+def test_quantised_weights_are_not_quantised_again(folder: Path) -> None:
     path = folder / "config.json"
     config = {"quant_method": "fp8"}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
@@ -264,7 +283,9 @@ def test_quantised_weights_are_not_quantised_again(folder):
         ("llama-mlp-biased", "model.layers.1.mlp.down_proj.bias", [64]),
     ],
 )
-def test_tensors_of_each_family_are_held_to_their_shapes(references, tmp_path, name, tensor, shape):
+def test_tensors_of_each_family_are_held_to_their_shapes(
+    references: Callable[[str], Reference], tmp_path: Path, name: str, tensor: str, shape: list[int]
+) -> None:
     folder = shutil.copytree(references(name).folder, tmp_path / "model")
     grown = [shape[0] + 1, *shape[1:]]
     edit(folder, lambda tensors: tensors.update({tensor: torch.zeros(grown)}))
@@ -279,7 +300,7 @@ def test_tensors_of_each_family_are_held_to_their_shapes(references, tmp_path, n
     assert str(shape) in str(missing.value)
 
 
-def test_a_value_beyond_float16_is_refused_there_alone(folder):
+def test_a_value_beyond_float16_is_refused_there_alone(folder: Path) -> None:
     def grow(tensors):
         tensors["model.layers.0.mlp.up_proj.weight"][1, 2] = 7e4
 

@@ -1,6 +1,12 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import pytest
 
+from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3 = (
@@ -60,7 +66,9 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
         ({**GEMMA3, "sliding_window": 512}, (512, 512)),
     ],
 )
-def test_windows(spec_of, changes, windows):
+def test_windows(
+    spec_of: Callable[..., ModelSpec], changes: JsonObject, windows: tuple[int, ...]
+) -> None:
     assert spec_of(**changes).attention.windows == windows
 
 
@@ -89,6 +97,8 @@ def test_windows(spec_of, changes, windows):
         ),
     ],
 )
-def test_refused_by_name(spec_of, field, changes):
+def test_refused_by_name(
+    spec_of: Callable[..., ModelSpec], field: str, changes: JsonObject
+) -> None:
     with pytest.raises(ModelError, match=rf"config\.json: {field}: "):
         spec_of(**changes)

@@ -84,7 +84,9 @@ def compiling_for(capability: int) -> Iterator[list[Any]]:
     made: list[Any] = []
     launch = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    def compile_only(
+        self: JITFunction, *args: Any, grid: object, warmup: bool, **options: Any
+    ) -> None:
         made.append(launch(self, *args, grid=grid, warmup=True, **options))
 
     JITFunction.run = compile_only

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import helm_python
 import pytest
@@ -15,6 +14,8 @@ from baton.runtime.errors import ConfigError
 from baton.runtime.settings import loading
 from baton.runtime.settings.checks import declared_settings
 from tests.support.chart import FOLDER, ROOT, Document, Values, example, merged, nested, render
+from tests.support.chart_table import properties
+from tests.support.json_values import Json
 
 DEMO = example("cpu-demo")
 BOUNDS = yaml.safe_load((FOLDER / "bounds.yaml").read_text())
@@ -34,18 +35,11 @@ def refusal(values: Values) -> str:
     return found[1]
 
 
-def subschemas(schema: Any) -> Iterator[Document]:
+def subschemas(schema: Json) -> Iterator[Document]:
     if isinstance(schema, dict):
         yield schema
         for inner in schema.values():
             yield from subschemas(inner)
-
-
-def leaves(schema: Document, path: str = "") -> Iterator[tuple[str, Document]]:
-    for name, inner in schema.get("properties", {}).items():
-        here = f"{path}.{name}".lstrip(".")
-        yield here, inner
-        yield from leaves(inner, here)
 
 
 def test_bounds_are_not_in_the_schema_whose_words_are_bare() -> None:
@@ -57,7 +51,7 @@ def test_bounds_are_not_in_the_schema_whose_words_are_bare() -> None:
 
 
 def test_each_number_has_bounds_and_each_bound_a_value() -> None:
-    known = dict(leaves(SCHEMA))
+    known = dict(properties(SCHEMA))
     numbers = {path for path, inner in known.items() if inner.get("type") in ("integer", "number")}
     assert set(BOUNDS["numbers"]) == numbers
     bounded = [*BOUNDS["choices"], *BOUNDS["texts"], *BOUNDS["numbers"]]
@@ -198,7 +192,7 @@ def test_gpus_that_are_unknown_are_refused(name: str, renamed: bool, words: str 
         ("router.openapi", True, ": true; give one of auto, on, off, in quotes"),  # YAML's `on`
     ],
 )
-def test_a_wrong_setting_is_named(place: str, name: str, value: Any, words: str) -> None:
+def test_a_wrong_setting_is_named(place: str, name: str, value: object, words: str) -> None:
     found = refusal({place: {"settings": {name: value}}})
     assert found.startswith(f"{place}.settings has {name}") and words in found
 

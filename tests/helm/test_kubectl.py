@@ -4,6 +4,7 @@ forwarded ports. Tests follow each other on one cluster."""
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.chart import Document, Release
+from tests.support.machine_speed import slowness
 from tests.support.pods.cluster import PodCluster
 from tests.support.pods.container import Image, base_mounts
 from tests.support.pods.network import network_unavailable
 from tests.support.pods.programs import Programs
-from tests.support.pods.user import User
+from tests.support.pods.user import User, listening
 from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
@@ -102,14 +104,33 @@ def test_a_job_runs_until_it_succeeds(site: Site) -> None:
 
 def test_a_forwarded_port_is_one_of_the_pods_loopback(site: Site) -> None:
     (web,) = site.cluster.owned_by("web")
-    listening = "until (: < /dev/tcp/127.0.0.1/8123) 2>/dev/null; do sleep 0.05; done"
     asked = "exec 3<>/dev/tcp/127.0.0.1/8123; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"
-    script = f"kubectl port-forward {web.name} 8123 > /dev/null &\n{listening}\n{asked}\nkill %1"
+    script = (
+        f"kubectl port-forward {web.name} 8123 > /dev/null &\n{listening(8123)}\n{asked}\nkill %1"
+    )
     assert "200 OK" in site.user.typed(script)
 
 
+def test_a_script_that_fails_ends_what_it_forwards(site: Site) -> None:
+    """Else it would last until TYPED_S are over, and its text would not be seen."""
+    (web,) = site.cluster.owned_by("web")
+    began_s = time.monotonic()
+    script = f"kubectl port-forward {web.name} 8123 > /dev/null &\necho seen; false"
+    assert "seen" in site.user.typed(script, code=1)
+    assert "seen" in site.user.typed(f"sleep 0 &\necho seen\n{listening(8124)}", code=1)
+    assert time.monotonic() - began_s < 20 * slowness()
+
+
 @pytest.mark.parametrize(
-    "command", ["apply -f x", "get nodes", "get pods -o yaml", "rollout undo deployment/web"]
+    "command",
+    [
+        "apply -f x",
+        "get nodes",
+        "get pods -o yaml",
+        "get raycluster",
+        "rollout undo deployment/web",
+        "scale statefulset/pool --replicas=1",
+    ],
 )
 def test_a_command_that_is_not_known_is_refused(site: Site, command: str) -> None:
     said = site.user.typed(f"kubectl {command}", code=1)

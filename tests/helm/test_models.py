@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import helm_python
 import pytest
 
@@ -11,6 +9,7 @@ from baton.runtime.cluster_config import RegistryConfig
 from baton.runtime.shared_registry.registry_location import key_prefix
 from tests.support.chart import Document, Release, Values, example, merged, render
 from tests.support.chart_choices import MONITORED
+from tests.support.json_values import Json, JsonObject
 
 DEMO = example("cpu-demo")
 BIG = {
@@ -34,7 +33,7 @@ def container_of(document: Document) -> Document:
     return dict(container)
 
 
-def environment_of(document: Document) -> dict[str, Any]:
+def environment_of(document: Document) -> JsonObject:
     return {each["name"]: each.get("value") or each["valueFrom"] for each in
             container_of(document)["env"]}  # fmt: skip
 
@@ -177,7 +176,7 @@ def test_models_have_host_names_of_their_own_at_a_gateway() -> None:
     gateway: Values = {"enabled": True, "parent": {"name": "gateway"}, "hostname": "x.example.org"}
     base = merged(DEMO, {"httpRoute": gateway, "models": {"a": {"model": {"embedded": True}}}})
 
-    def routed(**route: Any) -> set[str]:
+    def routed(**route: Json) -> set[str]:
         added = {"models": {"a": {"httpRoute": {"enabled": True, **route}}}}
         return owned(render(merged(base, added)), "HTTPRoute")
 

@@ -22,7 +22,7 @@ from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.network import network_unavailable
 from tests.support.pods.programs import Programs
-from tests.support.pods.user import PLACES, User
+from tests.support.pods.user import PLACES, User, listening
 from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
@@ -74,8 +74,7 @@ class Site:
     def forwarded(self, forward: str, *scripts: str) -> list[str]:
         """Forward a port, run scripts one after the other, and return what each prints."""
         port = forward.split()[-1]
-        listening = f"until (: < /dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done"
-        lines = [f"{forward} > /dev/null &", listening]
+        lines = [f"{forward} > /dev/null &", listening(port)]
         for each in scripts:
             lines += [each, "echo; echo ---"]
         return self.user.typed("\n".join([*lines, "kill %1"])).split("---\n")

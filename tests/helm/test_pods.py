@@ -258,6 +258,22 @@ def test_a_mounted_secret_changes_at_once(tmp_path: Path) -> None:
         server.close()
 
 
+def test_a_mounted_secret_changes_by_its_items(tmp_path: Path) -> None:
+    server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
+    items = [{"key": "a", "path": "renamed"}]
+    spec = {"volumes": [{"name": "tls", "secret": {"secretName": "s", "items": items}}]}
+    place = ContainerPlace((), tmp_path, "p-0", 0, 0, "", "")
+    try:
+        server.put("s", {"a": b"1", "b": b"1"})
+        folder = volumes_of(spec, place, tmp_path, server, {})["tls"].source
+        server.put("s", {"a": b"2", "b": b"2"})
+        refresh_secret(spec, place, "s", server)
+        found = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+        assert found == {"renamed": b"2"}
+    finally:
+        server.close()
+
+
 def test_names_in_arguments_are_replaced_and_unknown_ones_stay() -> None:
     assert expanded("$(A) $(B)", {"A": "x"}) == "x $(B)"
 

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -28,6 +27,7 @@ from tests.support.chart import (
     render,
 )
 from tests.support.chart_choices import MONITORED
+from tests.support.json_values import Json
 from tests.support.pods.kuberay import operated, patched
 
 KUBERAY = {"orchestrator": "kuberay"}
@@ -54,7 +54,7 @@ def release() -> Release:
     return render(merged(example("single-node-8gpu"), KUBERAY))
 
 
-def cluster_of(release: Release) -> Any:
+def cluster_of(release: Release) -> Json:
     (cluster,) = release.of_kind("RayCluster")
     return cluster["spec"]
 

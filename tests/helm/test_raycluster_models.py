@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import helm_python
 import pytest
@@ -14,6 +13,7 @@ from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.settings.loading import load
 from tests.support.chart import Document, Release, Values, example, merged, nested, render
 from tests.support.chart_choices import MONITORED
+from tests.support.json_values import Json
 
 MODELS: Values = {
     "big": {
@@ -162,7 +162,7 @@ def test_only_ports_of_ray_are_open_between_models(release: Release) -> None:
     ]  # fmt: skip
 
 
-def definitions(values: Mapping[str, Any]) -> dict[str, str]:
+def definitions(values: Mapping[str, Json]) -> dict[str, str]:
     release = render(dict(values))
     templates = {name: each["template"] for name, each in groups_of(release).items()}
     templates["head"] = cluster_of(release)["headGroupSpec"]["template"]

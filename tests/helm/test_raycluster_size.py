@@ -3,10 +3,10 @@ workers in a RayCluster's pods."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,14 +47,14 @@ def bounds(group: Document) -> tuple[int, int, int]:
     return group["replicas"], group["minReplicas"], group["maxReplicas"]
 
 
-def driver_options(release: Release) -> list[Any]:
+def driver_options(release: Release) -> list[argparse.Namespace]:
     """Return the options of `baton fleet` of each model."""
     (cluster,) = release.of_kind("RayCluster")
     containers = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][1:]
     return [parser().parse_args([*each["command"][1:], *each["args"]]) for each in containers]
 
 
-def controller_options(release: Release, ending: str = "baton-controller") -> Any:
+def controller_options(release: Release, ending: str = "baton-controller") -> argparse.Namespace:
     pod = release.named("Deployment", ending)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     return parser().parse_args([*container["command"][1:], *container["args"]])

@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chaos.answers import Answer
 from chaos.asks import Ask, asks, long_asks, right_answers
 from tests.support.chart import Values, example, merged, render
+from tests.support.json_values import JsonObject
 from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.load import Load, completed_handoffs, links
@@ -62,7 +62,7 @@ def wanted() -> list[Ask]:
     return [*asks(ASKS, SEED), *long_asks(LONG_ASKS, SEED, ASKS)]
 
 
-def events(cluster: PodCluster, event: str) -> list[dict[str, Any]]:
+def events(cluster: PodCluster, event: str) -> list[JsonObject]:
     """Return the log lines of an event, of all controllers."""
     texts = [
         path.read_text()

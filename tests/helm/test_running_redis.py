@@ -49,7 +49,7 @@ class RunningRedis:
     def files(self) -> Path:
         return self.host.folder / self.pod.name / "tls"
 
-    def client(self, **change: Any) -> Redis:
+    def client(self, **change: object) -> Redis:
         given: dict[str, Any] = {
             "ssl": True,
             "ssl_ca_certs": str(self.router.authority),

@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from chaos.asks import asks, right_answers
 from tests.support.chart import Values, example, merged, render
+from tests.support.json_values import JsonObject
 from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.load import Load
@@ -63,7 +63,7 @@ class Site:
 
         wait_until(happens_without_errors, WITHIN_S, every_s=0.5, show=found)
 
-    def events(self, event: str) -> list[dict[str, Any]]:
+    def events(self, event: str) -> list[JsonObject]:
         """Return the controllers' log lines of an event."""
         text = "\n".join(each.logs() for each in self.cluster.pods("controller"))
         found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]

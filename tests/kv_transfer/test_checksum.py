@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,8 +166,9 @@ def test_groups_that_do_not_fill_a_block_are_refused(slabs: int, draft: SlabGrou
 
 
 @pytest.mark.parametrize("home", ["/dev/null/none", ""])
-def test_checksums_are_compiled_where_no_folder_can_be_written(home: str) -> None:
-    """Without HOME, the user is one that the system does not know."""
+def test_checksums_are_compiled_where_no_folder_can_be_written(home: str, tmp_path: Path) -> None:
+    """Without HOME, the user is one that the system does not know. Nothing is written into the
+    working folder, nor read from it."""
     code = """if True:
         import os, pwd
         def unknown(user): raise KeyError(user)
@@ -181,5 +183,8 @@ def test_checksums_are_compiled_where_no_folder_can_be_written(home: str) -> Non
     if home:
         environment["HOME"] = home
     command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())

@@ -18,7 +18,8 @@ from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.checksum import converted_tag
 from baton.kv_transfer.conversion import HostConversion, numba_checksums
 from baton.kv_transfer.fetch_ledger import FetchLedger
-from baton.kv_transfer.granter import Computed, grant
+from baton.kv_transfer.fetch_report import FetchReport
+from baton.kv_transfer.granter import Computed, Granted, grant
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.mover import PeerPool
@@ -58,7 +59,7 @@ class Prompt:
         self._pool, self._pause_s, self._each = pool, pause_s, each
         self._reserve = pool.pin_targets(6 * each)
         names = tuple(name_of(index) for index in range(5))
-        self._events: list[Any] = [
+        self._events: list[Granted] = [
             Computed(0, tuple(self.blocks[:4]), names[:4], targets=self._taken(4)),
             Computed(4, tuple(self.blocks[4:5]), names[4:], targets=self._taken(1)),
             first_tokens(),
@@ -71,7 +72,7 @@ class Prompt:
         self.targets += taken
         return tuple(taken)
 
-    async def next(self) -> Any:
+    async def next(self) -> Granted | None:
         # The next event comes after this pause of virtual time.
         await asyncio.sleep(self._pause_s)
         return self._events.pop(0) if self._events else None
@@ -142,7 +143,7 @@ class Pair:
 
     async def fetch(
         self, own: Sequence[int], opening: handoff_pb2.OpenHandoff | None = None, held: int = 0
-    ) -> Any:
+    ) -> FetchReport:
         opening = opening or self.opening(held=held)
         near, far = memory_link()
         granted = asyncio.create_task(
@@ -214,7 +215,7 @@ def test_a_call_takes_an_eighth_of_a_read_at_either_end(
     calls: list[int] = []
     convert = HostConversion.convert
 
-    def noted(self: HostConversion, sources: Sequence[int], *rest: Any) -> Any:
+    def noted(self: HostConversion, sources: Sequence[int], *rest: Any) -> np.ndarray:
         calls.append(len(sources))
         return convert(self, sources, *rest)
 
@@ -284,7 +285,7 @@ def test_first_tokens_wait_for_no_conversion(form: str) -> None:
     """They go out while the thread converts; nothing is verified yet."""
     pair, events = Pair(form, lease_s=1.0), list[str]()
 
-    async def ask() -> Any:
+    async def ask() -> FetchReport:
         pair.mover.stick_checksums()
         pair.on_first = lambda first: events.append("first tokens")
         fetch = asyncio.create_task(pair.fetch(OWN))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 import pytest
 
-from baton.kv_transfer.memory_mover import Fate
+from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.reader import HandoffReader
+from baton.kv_transfer.session import ReaderLink, ReaderSession
 from baton.proto import handoff_pb2
 from baton.runtime.errors import (
     BatonError,
@@ -132,7 +132,7 @@ def test_a_renewal_that_came_with_the_opening_is_answered_second() -> None:
 
 def test_no_read_is_started_once_the_lease_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a pause: the offer came before the lease ended, and is heard after it."""
-    started: list[Any] = []
+    started: list[Attempt] = []
     stage = handoff_stage.Stage(decide=lambda attempt: started.append(attempt) or Fate())
     prompt = handoff_stage.chunked()
     monkeypatch.setattr("baton.kv_transfer.session.ReaderSession.trusted", lambda session: False)
@@ -154,7 +154,7 @@ def test_the_lease_is_checked_after_each_landing_and_before_use(
     prompt = handoff_stage.chunked()
     asked: list[bool] = []
 
-    def trusted(session: Any) -> bool:
+    def trusted(session: ReaderSession) -> bool:
         asked.append(handoff_stage.moved(stage, handoff_stage.OWN[:2], handoff_stage.THEIRS[:2]))
         return not asked[-1]  # READs may start
 
@@ -244,7 +244,7 @@ def test_endless_renewals_pin_no_longer_than_the_request_lives(
         await listening
         stage.reports = await stage.ended()
 
-    async def listen(link: Any) -> None:
+    async def listen(link: ReaderLink) -> None:
         with contextlib.suppress(LinkClosed):
             while message := await link.receive():
                 if message.WhichOneof("kind") == "acknowledged":

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc.aio
 import numpy as np
 import pytest
 
 from baton.kv_transfer import checksum_numba
-from baton.kv_transfer.granter import GrantReport, grant
+from baton.kv_transfer.granter import Admit, GrantReport, grant
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.runtime.errors import Overloaded, WorkerLost
 from baton.runtime.grpc_links import (
@@ -40,15 +40,13 @@ def compiled() -> None:
 
 
 class Servicer(handoff_pb2_grpc.HandoffServicer):
-    def __init__(
-        self, stage: handoff_stage.Stage, admit: Callable[[handoff_pb2.OpenHandoff], Any]
-    ) -> None:
+    def __init__(self, stage: handoff_stage.Stage, admit: Admit) -> None:
         self.stage = stage
         self.admit = admit
         self.reports: list[GrantReport] = []
         self.cancelled = 0
 
-    async def Open(self, _: Any, context: Any) -> None:
+    async def Open(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         stage = self.stage
         try:
             report = await grant(
@@ -61,7 +59,9 @@ class Servicer(handoff_pb2_grpc.HandoffServicer):
 
 
 @asynccontextmanager
-async def served(servicer: Servicer) -> AsyncIterator[tuple[grpc.aio.Server, Any]]:
+async def served(
+    servicer: Servicer,
+) -> AsyncIterator[tuple[grpc.aio.Server, handoff_pb2_grpc.HandoffStub]]:
     server = open_server("token")
     handoff_pb2_grpc.add_HandoffServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -143,7 +143,7 @@ async def test_a_server_that_goes_is_a_lost_worker() -> None:
 async def test_a_refusal_reaches_the_reader_by_its_class() -> None:
     stage = handoff_stage.Stage(lease_s=LEASE_S)
 
-    def admit(_: handoff_pb2.OpenHandoff) -> Any:
+    def admit(_: handoff_pb2.OpenHandoff) -> NoReturn:
         raise Overloaded("32 prompts wait")
 
     servicer = Servicer(stage, admit)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.memory_mover import Attempt, Fate
@@ -114,7 +116,7 @@ def test_two_readers_share_a_prefix_and_its_sums() -> None:
     summed: list[int] = []
     plain = stage.granter.checksums
 
-    async def counting(blocks: Any, seeds: Any) -> Any:
+    async def counting(blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         summed.extend(blocks)
         return await plain(blocks, seeds)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,9 +19,10 @@ VERSIONS = {"nixl": "1.5.1", "ucx": "1.23.0"}
 POOL = PeerPool(b"b" * 16, "nixl", b"meta", 1 << 40, 4096, 100, 1, "VRAM", VERSIONS, kv_heads=8)
 
 
-def hello(pool: PeerPool = POOL, **changes: Any) -> HandshakeMessage:
-    shape: dict[str, Any] = {"block_size": 16, "layers": 4, "kv_heads": 8, "head_dim": 64}
-    common = handshake.compatibility("model-a", "bfloat16", **shape)
+def hello(pool: PeerPool = POOL, **changes: object) -> HandshakeMessage:
+    common = handshake.compatibility(
+        "model-a", "bfloat16", block_size=16, layers=4, kv_heads=8, head_dim=64
+    )
     for name, value in changes.items():
         setattr(common, name, value)
     return handshake.build("worker-1", pool, common)

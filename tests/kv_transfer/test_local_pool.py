@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from baton.kv_transfer.checksum import reference
 from baton.kv_transfer.local_pool import DevicePool, HostPool, memory_name, prepare_ucx
@@ -61,7 +62,7 @@ class Counting:
         self.pool = pool
         self.asked: list[tuple[str, list[int]]] = []
 
-    def __call__(self, blocks: Sequence[int], seeds: Sequence[int]) -> Any:
+    def __call__(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
         self.asked.append((threading.current_thread().name, list(blocks)))
         return self.pool.checksums(blocks, seeds)
 

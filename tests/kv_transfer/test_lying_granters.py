@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -213,7 +213,7 @@ def test_a_bad_opening_is_refused(change: Change, says: str) -> None:
 def test_an_admission_error_is_reported_and_nothing_is_pinned(error: Exception) -> None:
     stage = handoff_stage.Stage()
 
-    def admit(_: pb.OpenHandoff) -> Any:
+    def admit(_: pb.OpenHandoff) -> NoReturn:
         raise error
 
     async def main() -> None:

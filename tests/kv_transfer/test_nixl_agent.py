@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 import pytest
 
@@ -32,7 +32,7 @@ def device_pool(entered: list[str] | None = None) -> DevicePool:
         if entered is not None:
             entered.append(threading.current_thread().name)
 
-    def summing(blocks: Sequence[int], seeds: Sequence[int]) -> Any:
+    def summing(blocks: Sequence[int], seeds: Sequence[int]) -> NoReturn:
         raise AssertionError("no sums were asked for")
 
     return DevicePool(

@@ -5,7 +5,7 @@ telemetry tells how many descriptors it posted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ pytest.importorskip("nixl")
 
 BLOCKS, BLOCK_BYTES = 64, 4096
 
-Reads = Any  # (blocks there, blocks here) to the number of descriptors
+Reads = Callable[[list[int], list[int]], int]  # blocks there and here: to the descriptors
 
 
 class Pair:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from baton.kv_transfer import nixl_agent, read_segments
+from baton.kv_transfer.fetch_report import FetchReport
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_mover import NixlMover
@@ -40,8 +41,13 @@ class Link(ScriptedAgent):
         self._free_at = 0.0
 
     def make_prepped_xfer(
-        self, kind: str, local: Any, own: Any, remote: NixlHandle, far: Any
-    ) -> Any:
+        self,
+        kind: str,
+        local: NixlHandle,
+        own: Sequence[int],
+        remote: NixlHandle,
+        far: Sequence[int],
+    ) -> NixlHandle:
         handle = super().make_prepped_xfer(kind, local, own, remote, far)
         if remote.what.removeprefix("blocks of ") in self.cut:
             handle.state = "stuck"
@@ -204,7 +210,7 @@ async def test_a_peers_pieces_that_wait_fail_when_it_is_forgotten(made: Made) ->
     await ended(under_way.settled)
 
 
-async def handoffs(stage: handoff_stage.Stage, count: int) -> list[Any]:
+async def handoffs(stage: handoff_stage.Stage, count: int) -> list[FetchReport | BaseException]:
     """As many handoffs at once, of six blocks each, to their ends; what each returned or raised."""
 
     def own(number: int) -> list[int]:
@@ -222,7 +228,7 @@ async def handoffs(stage: handoff_stage.Stage, count: int) -> list[Any]:
     return ends
 
 
-def slow_stage(mover: NixlMover, **config: Any) -> Any:
+def slow_stage(mover: NixlMover, **config: Any) -> handoff_stage.Stage:
     """No bytes move, so none are verified."""
     stage = handoff_stage.Stage(verify=False, **{"read_timeout_s": 0.4, "window_reads": 4} | config)
     stage.reader = mover

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from baton.kv_transfer import preflight
 from baton.kv_transfer.local_pool import HostPool
@@ -179,10 +181,12 @@ async def test_bytes_that_land_wrong_are_no_success(monkeypatch: pytest.MonkeyPa
             self.pool = HostPool(np.ones((blocks, block_bytes), np.uint8), 1)
             self.mover = NixlMover(self.pool, b"s" * 16)
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             return getattr(self.mover, name)
 
-        async def checksums(self, blocks: Any, seeds: Any) -> Any:
+        async def checksums(
+            self, blocks: Sequence[int], seeds: Sequence[int]
+        ) -> NDArray[np.uint64]:
             self.pool.array[0, 0] += 1
             return await self.mover.checksums(blocks, seeds)
 

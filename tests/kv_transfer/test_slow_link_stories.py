@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.kv_transfer.memory_mover import Fate
+from baton.kv_transfer.fetch_report import FetchReport
+from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.runtime.errors import LeaseLost, ReadFailed
 from tests.support import handoff_stage
 
@@ -15,14 +16,14 @@ COUNT = 5
 TIMEOUT_S = 0.5
 
 
-def shared(blocks_per_s: float, **more: Any) -> Any:
+def shared(blocks_per_s: float, **more: Any) -> handoff_stage.Stage:
     """READs of two blocks; a window of two of them."""
     stage = handoff_stage.Stage(read_timeout_s=TIMEOUT_S, **more)
     stage.exchange.bytes_per_s = blocks_per_s * handoff_stage.BLOCK_BYTES
     return stage
 
 
-def begin(stage: handoff_stage.Stage) -> list[asyncio.Task[Any]]:
+def begin(stage: handoff_stage.Stage) -> list[asyncio.Task[FetchReport]]:
     """Handoffs of six blocks each, into blocks of their own."""
     names = [handoff_stage.name_of(place) for place in range(6)]
     return [
@@ -60,7 +61,7 @@ def test_a_stuck_read_fails_in_time_and_the_others_complete() -> None:
     stage = shared(2.0)
     posted_at: list[float] = []
 
-    def decide(attempt: Any) -> Fate:
+    def decide(attempt: Attempt) -> Fate:
         if attempt.number != 5:
             return Fate()
         posted_at.append(asyncio.get_running_loop().time())
@@ -69,7 +70,7 @@ def test_a_stuck_read_fails_in_time_and_the_others_complete() -> None:
     stage.exchange.decide = decide
     failed_at: list[float] = []
 
-    async def watched(fetch: asyncio.Task[Any]) -> None:
+    async def watched(fetch: asyncio.Task[FetchReport]) -> None:
         try:
             await fetch
         except ReadFailed as error:
@@ -113,7 +114,7 @@ def test_a_lost_lease_drops_waiting_reads_and_posts_none_after() -> None:
     stage = shared(0.5)
     posted_at: list[float] = []
 
-    def decide(attempt: Any) -> Fate:
+    def decide(attempt: Attempt) -> Fate:
         posted_at.append(asyncio.get_running_loop().time())
         return Fate()
 

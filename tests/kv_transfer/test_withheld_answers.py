@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.mover import STUCK_S, ChecksumMonitor
 from baton.kv_transfer.nixl_mover import NixlMover
+from baton.kv_transfer.session import ReaderLink
 from baton.proto import handoff_pb2
 from baton.runtime.errors import AnswerOverdue, EngineError, HandoffError, LeaseLost
 from tests.support import handoff_stage
@@ -24,19 +26,22 @@ LEASE_S = 1.0
 class Withholding:
     """A reader's link end: some kinds of message never arrive at it."""
 
-    def __init__(self, link: Any, kinds: tuple[str, ...]) -> None:
+    def __init__(self, link: ReaderLink, kinds: tuple[str, ...]) -> None:
         self._link = link
         self._kinds = kinds
         self.send, self.close = link.send, link.close
 
-    async def receive(self) -> Any:
+    async def receive(self) -> handoff_pb2.GranterMessage:
         while (message := await self._link.receive()).WhichOneof("kind") in self._kinds:
             pass
         return message
 
 
 async def fetch_withheld(
-    stage: handoff_stage.Stage, prompt: Any, *kinds: str, opening: Any = None
+    stage: handoff_stage.Stage,
+    prompt: handoff_stage.ScriptedPrompt,
+    *kinds: str,
+    opening: handoff_pb2.OpenHandoff | None = None,
 ) -> tuple[Exception, float]:
     """What ends the fetch, and when."""
     opening = opening or stage.opening()
@@ -184,7 +189,7 @@ def test_nixl_mover_is_red_while_its_checksum_thread_is_stuck(
     go_on = threading.Event()
 
     class StuckPool(HostPool):
-        def checksums(self, blocks: Any, seeds: Any) -> Any:
+        def checksums(self, blocks: Sequence[int], seeds: Sequence[int]) -> NDArray[np.uint64]:
             assert go_on.wait(30.0)
             return super().checksums(blocks, seeds)
 

@@ -6,7 +6,6 @@ import copy
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pytest
@@ -24,8 +23,9 @@ from baton.router.templates.tool_support import support_of
 from baton.router.text.call_form import CallableTools
 from baton.router.text.tokenizer import HfTokenizer
 from baton.router.text.tool_calls import ToolCallParser
+from tests.support.json_values import JsonObject
 
-Messages = list[dict[str, Any]]
+Messages = list[JsonObject]
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from baton.models.training.tiny_tokenizer import ChatEncoder
 from baton.models.training.train import Options
 from baton.models.training.training_model import TinyShape, TrainingModel
 from baton.runtime.errors import ConfigError
+from tests.support.json_values import JsonObject
 
 pytestmark = pytest.mark.nightly
 
@@ -127,7 +127,7 @@ def test_the_evaluation_says_all_that_is_wanted(
     path = tmp_path / "found.json"
     monkeypatch.setattr(evaluate, "RECALL_TOKENS", 100)  # a long prompt takes its time
     evaluate.main(["--folder", str(folder), "--each", "1", "--json", str(path), "--card"])
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: JsonObject = json.loads(path.read_text())
     assert set(LIMITS) < set(found)
     assert all(0.0 <= found[name] <= 1.0 for name in LIMITS)
     assert set(found["exact_by_task"]) == set(found["answers"])

@@ -143,7 +143,7 @@ def test_ages_are_kept_and_old_changes_dropped() -> None:
     assert read_history(json.loads(json.dumps(written)), 7.0).written(7.0) == written
 
 
-BROKEN: list[tuple[str, Any]] = [
+BROKEN: list[tuple[str, object]] = [
     ("last_role", "router"),
     ("reversed_ago_s", -1),
     ("reversed_ago_s", "long"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -24,6 +23,7 @@ from baton.planner.fleet_size import (
     SizeController,
     SizeDecision,
 )
+from tests.support.json_values import Json
 from tests.support.scripted_fleet import GOALS, fleet
 
 BOUNDS = SizeBounds(least=2, most=8, release_s=120.0)
@@ -369,7 +369,7 @@ def test_a_successor_knows_which_worker_may_drain(ordered: bool) -> None:
         {"grown_ago_s": [], "changed_ago_s": None, "may_drain": {"worker_id": "w-3"}},
     ],
 )
-def test_a_memory_of_another_form_is_refused(memory: Any) -> None:
+def test_a_memory_of_another_form_is_refused(memory: Json) -> None:
     with pytest.raises(ValueError, match="not a memory|no age"):
         SizeController(BOUNDS).recall(memory, 0.0)
 

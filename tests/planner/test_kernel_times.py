@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -26,9 +24,10 @@ FORM = RankForm(
 )
 ROWS = (1, 16, 256, 1024, 4096)
 SIZES = (128, 256, 512, 1024, 2048)
+Row = dict[str, object]  # of a table that a measurement wrote
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
+def table(rows: list[Row]) -> Table:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -47,7 +46,7 @@ def gemm() -> Table:
     )
 
 
-def attention(batch: int, tokens: int, before: int, ms: float, **other: Any) -> dict[str, Any]:
+def attention(batch: int, tokens: int, before: int, ms: float, **other: object) -> Row:
     return {
         "batch_size": batch,
         "isl": tokens,
@@ -95,7 +94,7 @@ def test_products_beyond_the_table_grow_with_the_matrix() -> None:
 
 
 def test_of_several_kernels_the_fastest_counts() -> None:
-    rows = [
+    rows: list[Row] = [
         {"gemm_dtype": "fp8", "m": 8, "n": 64, "k": 64, "latency": latency}
         for latency in (3.0, 1.0, 2.0)
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.planner.traced_requests import (
@@ -15,6 +13,7 @@ from baton.planner.traced_requests import (
     transfer_samples,
 )
 from baton.runtime.errors import ConfigError
+from tests.support.json_values import JsonObject
 from tests.support.traced_records import record
 
 
@@ -66,7 +65,7 @@ def test_a_record_of_another_version_is_refused() -> None:
         traced_requests([other])
 
 
-def named(time_s: float, names: list[int], cached: int, size: int = 64) -> dict[str, Any]:
+def named(time_s: float, names: list[int], cached: int, size: int = 64) -> JsonObject:
     """Return the record of a prompt of these blocks and half a block more."""
     text = b"".join([(2 * name).to_bytes(8, "big") for name in names]).hex()
     tokens = size * len(names) + size // 2

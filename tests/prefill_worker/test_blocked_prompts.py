@@ -3,7 +3,7 @@ quarantine blocks no prompt for as long as it lasts."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,7 +24,14 @@ class CountedPool:
         self._match = pool.match
         pool.match = self.match
 
-    def match(self, identities: Any, tokens: Any, hold: Any, limit: int, first: int = 0) -> Any:
+    def match(
+        self,
+        identities: Sequence[bytes],
+        tokens: Sequence[int],
+        hold: Hold,
+        limit: int,
+        first: int = 0,
+    ) -> list[int]:
         found = self._match(identities, tokens, hold, limit, first)
         self.compared += len(found)
         return found

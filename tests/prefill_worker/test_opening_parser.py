@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import pytest
 
@@ -20,7 +21,15 @@ LIMITS = ModelLimits(
 )
 
 
-def read(ended: list[Prompt] | None = None, **fields: Any) -> Prompt:
+class Fields(TypedDict, total=False):
+    tokens: Sequence[int]
+    prompt_tokens: int
+    held_blocks: int
+    choices: Sequence[int]
+    sampling: worker_pb2.Sampling
+
+
+def read(ended: list[Prompt] | None = None, **fields: object) -> Prompt:
     values: dict[str, Any] = {
         "request_id": "r",
         "tokens": range(9),
@@ -60,7 +69,7 @@ def test_what_was_asked_for_comes_through() -> None:
         ({"sampling": worker_pb2.Sampling(top_p=1.0)}, "repetition_penalty"),
     ],
 )
-def test_what_is_out_of_bounds_is_named(fields: dict[str, Any], named: str) -> None:
+def test_what_is_out_of_bounds_is_named(fields: Fields, named: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(**fields)
     assert caught.value.field == named
@@ -77,7 +86,7 @@ def test_what_is_out_of_bounds_is_named(fields: dict[str, Any], named: str) -> N
         {"choices": range(MAX_CHOICES)},
     ],
 )
-def test_what_lies_just_within_is_taken(fields: dict[str, Any]) -> None:
+def test_what_lies_just_within_is_taken(fields: Fields) -> None:
     assert read(**fields).tokens == list(fields.get("tokens", range(9)))
 
 

@@ -73,7 +73,7 @@ async def test_a_chunk_that_was_cut_and_recomputed_counts_once(
     cluster = make_cluster()
     spans: list[tuple[int, int]] = []
 
-    def recording(name: str, *times: Any, **attributes: Any) -> None:
+    def recording(name: str, *times: object, **attributes: Any) -> None:
         if name == tracing.CHUNK:
             spans.append((attributes["start"], attributes["end"]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import orjson
 import pytest
@@ -17,6 +16,7 @@ from baton.router.console.advice_board import (
 )
 from baton.runtime.errors import InvalidRequest
 from tests.router.test_console import ADVICE
+from tests.support.json_values import Json, JsonObject
 
 
 class Board:
@@ -26,14 +26,14 @@ class Board:
         self.now_s = 100.0
         self.board = AdviceBoard(lambda: self.now_s)
 
-    def post(self, body: Any) -> None:
+    def post(self, body: Json) -> None:
         self.board.post(orjson.dumps(body))
 
 
-def changed(*path: Any, to: Any) -> dict[str, Any]:
+def changed(*path: str | int, to: Json) -> JsonObject:
     """Return the advice with another value at the path."""
     made = copy.deepcopy(ADVICE)
-    place: Any = made
+    place: Json = made
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = to
@@ -70,7 +70,7 @@ def test_advice_is_shown_until_it_is_old() -> None:
         changed("alternatives", 0, "low", to="0.5"),
     ],
 )
-def test_a_wrong_field_is_refused_and_the_last_advice_stays(body: dict[str, Any]) -> None:
+def test_a_wrong_field_is_refused_and_the_last_advice_stays(body: JsonObject) -> None:
     scene = Board()
     scene.post(ADVICE)
     with pytest.raises(InvalidRequest):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,13 +16,14 @@ from baton.router.requests.schema_body import Body
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime import errors
 from baton.runtime.errors import BatonError, ConfigError, InvalidRequest
+from tests.support.json_values import JsonObject
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
-CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-COMPLETE: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+CHAT: JsonObject = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETE: JsonObject = {"model": "tiny", "prompt": "hi"}
 
 # What other servers let a client say about transfers, places, templates, tensors and grammars.
-OTHERS_FIELDS: dict[str, Any] = {
+OTHERS_FIELDS: JsonObject = {
     "kv_transfer_params": {"do_remote_decode": True, "remote_host": "10.0.0.1"},
     "remote_host": "10.0.0.1",
     "remote_port": 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import jsonschema
 import pytest
@@ -15,6 +14,7 @@ from baton.router.http_frontend.answer_schemas import COMPONENTS
 from baton.router.http_frontend.openai_answer import ChatRenderer, CompletionRenderer, ResponseHead
 from baton.router.text.tool_calls import ParsedCall
 from baton.runtime.errors import InvalidRequest
+from tests.support.json_values import Json
 
 USAGE = Usage(prompt=2, completion=2, cached=1, accepted=1, rejected=0)
 FIRST, SECOND = (
@@ -35,7 +35,7 @@ RICH = ChoiceDelta(
 PLAIN = ChoiceDelta(1, "", finish="stop")
 
 
-def closed(schema: Any) -> Any:
+def closed(schema: Json) -> Json:
     """The schema without room for properties that it does not name."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]

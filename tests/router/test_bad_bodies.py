@@ -6,26 +6,27 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from baton.router.requests.validator import Validator
+from tests.support.json_values import JsonObject
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 
 
-def good(route: str) -> dict[str, Any]:
+def good(route: str) -> JsonObject:
     if route == CHAT:
         return {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     return {"model": "tiny", "prompt": "hi"}
 
 
-def check_error(reply: Any) -> dict[str, Any]:
-    error: dict[str, Any] = reply.json()["error"]
+def check_error(reply: httpx.Response) -> JsonObject:
+    error: JsonObject = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] and error["type"]
     return error
@@ -133,7 +134,7 @@ async def test_template_refusals_name_messages(router: StartRouter) -> None:
 async def test_a_bug_is_logged_without_the_text_of_the_client(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: Any) -> str:
+    async def broken(*_: object) -> str:
         return "my secret \ud83d".encode().decode()
 
     monkeypatch.setattr(Validator, "text", broken)
@@ -146,7 +147,7 @@ async def test_a_bug_is_logged_without_the_text_of_the_client(
     assert "secret" not in str(event)
 
 
-def minted(reply: Any) -> str:
+def minted(reply: httpx.Response) -> str:
     """What follows `req-`: 128 bits of the server's own."""
     return str(reply.headers["x-request-id"]).removeprefix("req-")
 

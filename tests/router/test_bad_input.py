@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,33 +21,34 @@ from baton.router.requests.schema_body import (
     Neutral,
 )
 from baton.runtime.errors import InvalidRequest
+from tests.support.json_values import Json, JsonObject
 from tests.support.router_process import StartRouter
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+TOOL: JsonObject = {"type": "function", "function": {"name": "f"}}
 
 
-def tool(**fields: Any) -> dict[str, Any]:
+def tool(**fields: Json) -> JsonObject:
     return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
 
 
-def called(**fields: Any) -> dict[str, Any]:
+def called(**fields: Json) -> JsonObject:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}, **fields}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
     return {"messages": [{"role": "user", "content": "hi"}, said]}
 
 
-def nested(depth: int) -> dict[str, Any]:
-    value: dict[str, Any] = {}
+def nested(depth: int) -> JsonObject:
+    value: JsonObject = {}
     for _ in range(depth):
         value = {"properties": value}
     return value
 
 
 # (route, fields, status, param as the client wrote it, a word of the message)
-REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
+REFUSED: list[tuple[str, JsonObject, int, str | None, str]] = [
     (COMPLETE, {"model": "other"}, 404, "model", "'tiny'"),
     (COMPLETE, {"model": 3}, 400, "model", "string"),
     (COMPLETE, {"model": None}, 400, "model", "string"),
@@ -210,14 +211,14 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str]] = [
 ]
 
 
-def good(route: str) -> dict[str, Any]:
+def good(route: str) -> JsonObject:
     if route == CHAT:
         return {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
     return {"model": "tiny", "prompt": "hi"}
 
 
-def check_error(reply: Any) -> dict[str, Any]:
-    error: dict[str, Any] = reply.json()["error"]
+def check_error(reply: httpx.Response) -> JsonObject:
+    error: JsonObject = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] and error["type"]
     return error
@@ -260,7 +261,7 @@ async def test_neutral_values_are_accepted(router: StartRouter) -> None:
                 reply = await running.http.post(route, json=body)
                 assert reply.status_code == 200, (route, name, reply.text)
         roles = [{"role": r, "content": [{"type": "text", "text": "a"}]} for r in ("developer",)]
-        echoed: dict[str, Any] = {
+        echoed: JsonObject = {
             "role": "assistant",
             "content": "b",
             "refusal": None,
@@ -303,7 +304,7 @@ def test_no_body_is_an_error_of_ours(router: StartRouter) -> None:
             changes=st.dictionaries(NAMES | st.text(max_size=8), VALUES, max_size=4),
             start=st.booleans(),
         )
-        def ask(route: str, changes: dict[str, Any], start: bool) -> None:
+        def ask(route: str, changes: JsonObject, start: bool) -> None:
             body = {**(good(route) if start else {}), "max_tokens": 1, **changes}
             if route in ("/tokenize", "/detokenize"):
                 body.pop("max_tokens")
@@ -339,7 +340,7 @@ def test_error_of_a_body_does_not_repeat_its_values() -> None:
 
 # one fault repeated as often as a body can hold it: each must cost one complaint, not many
 MANY = 10_000
-REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
+REPEATED: list[tuple[type[Body], JsonObject]] = [
     (CompletionRequest, {"prompt": [-1] * MANY}),
     (CompletionRequest, {"prompt": [None] * MANY}),
     (CompletionRequest, {"prompt": [[None]] * MANY}),
@@ -364,7 +365,7 @@ REPEATED: list[tuple[type[Body], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "fields"), REPEATED)
-def test_a_fault_that_is_repeated_is_found_once(shape: type[Body], fields: dict[str, Any]) -> None:
+def test_a_fault_that_is_repeated_is_found_once(shape: type[Body], fields: JsonObject) -> None:
     body = json.dumps({"model": "tiny", **fields}).encode()
     with pytest.raises(InvalidRequest) as refused:
         parse_fields(decode_body(body), shape)

@@ -46,7 +46,7 @@ async def test_what_ends_between_hello_and_answer_is_cancelled() -> None:
         fewer = worker_pb2.Resume(request_id="d", attempt=2, next=open_choices[:1])
         made.notes.waiting = [named[1], later, fewer]
         await far.send(made.hello())
-        cancelled, settled, beats = [], [], 0
+        cancelled, settled, beats = [], list[str](), 0
         while beats < 3:
             message = await far.receive()
             kind = message.WhichOneof("kind")

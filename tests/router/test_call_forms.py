@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.markup_value import MAX_STEPS, json_value
 from baton.router.text.tool_calls import ParsedCall, ToolCallParser
+from tests.support.json_values import JsonObject
 
 FAMILIES = Path(__file__).parent / "families"
 PARAMETERS = {
@@ -50,7 +50,7 @@ UNREADABLE = ('["\\ud83d"]', "[1e999]", "[" * 32 + "]" * 32)  # a client could n
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
 
-def parsed(form: str, pieces: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
+def parsed(form: str, pieces: Sequence[str]) -> tuple[str, list[JsonObject]]:
     """The content, and the arguments of the calls of `f`."""
     parser = ToolCallParser(CallableTools(FORMS[form], frozenset({"f"}), True, PARAMETERS))
     content = ""
@@ -228,7 +228,7 @@ STRING, INTEGER, NULL = {"type": "string"}, {"type": "integer"}, {"type": "null"
         (' two\nlines\t"é"', STRING, ' two\nlines\t"é"'),
     ],
 )
-def test_value_is_read_by_its_schema(text: str, schema: dict[str, Any], value: object) -> None:
+def test_value_is_read_by_its_schema(text: str, schema: JsonObject, value: object) -> None:
     loop = {"$ref": "#/$defs/loop"}
     root = {
         "properties": {"a": schema},

@@ -7,7 +7,6 @@ import json
 import time
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -22,9 +21,10 @@ from baton.runtime.errors import InvalidRequest
 from baton.runtime.grammar.grammar_text import lark_grammar
 from baton.runtime.grammar.matcher import compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary, read_vocabulary
+from tests.support.json_values import Json, JsonObject
 from tests.support.machine_speed import slowness
 
-SCHEMA: dict[str, Any] = {
+SCHEMA: JsonObject = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "maxLength": 8},
@@ -49,7 +49,7 @@ WRITTEN = {
     "glm": "<tool_call>f\n{glm}</tool_call>",
 }
 GOOD = {"city": "Zürich <", "n": 3, "note": None, "unit": "C"}
-BAD: list[dict[str, Any]] = [
+BAD: list[JsonObject] = [
     {"city": "Bonn", "n": -1},
     {"city": "Bonn", "n": "three"},
     {"city": "far too long", "n": 1},
@@ -58,7 +58,7 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-def written(form: str, arguments: dict[str, Any]) -> str:
+def written(form: str, arguments: JsonObject) -> str:
     """A call as a model writes it."""
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
     return WRITTEN[form].format(
@@ -92,7 +92,7 @@ class Model:
         tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
         return matcher.consume(tokens) == len(tokens) and matcher.complete
 
-    def read(self, text: str) -> list[tuple[str, Any]]:
+    def read(self, text: str) -> list[tuple[str, Json]]:
         parser = ToolCallParser(
             CallableTools(self.form, frozenset({"f", "g"}), True, {"f": SCHEMA, "g": {}})
         )
@@ -191,9 +191,9 @@ def test_value_follows_its_schema(
     tmp_path: Path,
     name: str,
     marked: bool,
-    schema: dict[str, Any],
-    good: list[Any],
-    bad: list[Any],
+    schema: JsonObject,
+    good: list[Json],
+    bad: list[Json],
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
     model = Model(tmp_path, name, marked)
@@ -244,7 +244,7 @@ def test_strings_in_a_list_may_have_marks(model_folder: Path, tmp_path: Path, na
         ({"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}}, "reference '#' leads"),
     ],
 )
-def test_schema_that_markup_cannot_follow_is_refused(schema: dict[str, Any], words: str) -> None:
+def test_schema_that_markup_cannot_follow_is_refused(schema: JsonObject, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as refused:
         required_calls(FORMS["glm"], [GrammarTool("f", schema)], True, lambda text: None)
     assert refused.value.field == "tools"
@@ -274,7 +274,7 @@ def test_root_may_have_an_id_and_the_name_of_its_dialect() -> None:
     assert "a" in required_calls(FORMS["glm"], [tool], True, lambda text: None)
 
 
-def defined(value: dict[str, Any], count: int, own: bool) -> dict[str, Any]:
+def defined(value: JsonObject, count: int, own: bool) -> JsonObject:
     """Parameters that refer to one definition, or each to its own."""
     names = [f"d{number}" if own else "d" for number in range(count)]
     return {
@@ -304,7 +304,7 @@ def defined(value: dict[str, Any], count: int, own: bool) -> dict[str, Any]:
     ids=["own definitions", "enumeration", "recursive", "unused definitions"],
 )
 def test_rules_of_large_schemas_take_little_time(
-    name: str, schema: dict[str, Any], refused: bool
+    name: str, schema: JsonObject, refused: bool
 ) -> None:
     """Each parameter had all definitions beside it: a body of 28 KB made a grammar of 7 MB, while
     the event loop waited."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import orjson
 import pytest
@@ -20,6 +19,7 @@ from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.runtime.config import ToolCalls
 from baton.runtime.errors import InvalidRequest
+from tests.support.json_values import Json, JsonObject
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -48,7 +48,7 @@ def prompt_of(source: str | None, setting: ToolCalls = "auto") -> ChatPrompt:
     return ChatPrompt("m", None if source is None else ChatTemplate(source, SPECIAL), setting)
 
 
-def request(**fields: Any) -> ChatRequest:
+def request(**fields: Json) -> ChatRequest:
     return parse_fields(
         decode_body(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest
     )
@@ -98,7 +98,7 @@ def test_arguments_as_a_text_where_the_template_wants_one(tool_templates: dict[s
     ],
 )
 def test_what_the_template_would_ignore_is_refused(
-    source: str | None, fields: dict[str, Any], field: str, word: str
+    source: str | None, fields: JsonObject, field: str, word: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=word) as refused:
         text_of(prompt_of(source), request(**fields))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.model_card import read_card
 from baton.runtime.errors import InvalidRequest, ModelError
+from tests.support.json_values import Json, JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -67,7 +68,7 @@ HEADERS = """{{- bos_token }}
 {%- break %}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<head>assistant</head>\\n\\n' }}{%- endif %}"""
 
-TURNS: list[list[dict[str, Any]]] = [
+TURNS: list[list[JsonObject]] = [
     [{"role": "user", "content": "  Hello <b>world</b> & 'all' 🎉 "}],
     [
         {"role": "user", "content": "a"},
@@ -76,7 +77,7 @@ TURNS: list[list[dict[str, Any]]] = [
     ],
     [{"role": "system", "content": "Être\n bref"}, {"role": "user", "content": "x"}],
 ]
-WITH_CALL: list[dict[str, Any]] = [
+WITH_CALL: list[JsonObject] = [
     {"role": "user", "content": "?"},
     {
         "role": "assistant",
@@ -88,7 +89,7 @@ WITH_CALL: list[dict[str, Any]] = [
     {"role": "tool", "content": "42"},
 ]
 
-TOOLS: list[dict[str, Any]] = [
+TOOLS: list[JsonObject] = [
     {
         "type": "function",
         "function": {
@@ -123,7 +124,7 @@ def reference(model_folder: Path) -> PreTrainedTokenizerFast:
     ],
 )
 def test_renders_as_transformers_does(
-    reference: PreTrainedTokenizerFast, source: str, messages: list[dict[str, Any]]
+    reference: PreTrainedTokenizerFast, source: str, messages: list[JsonObject]
 ) -> None:
     expected = reference.apply_chat_template(
         messages, chat_template=source, tokenize=False, add_generation_prompt=True
@@ -217,9 +218,9 @@ def test_a_template_that_does_not_compile_is_the_models_error() -> None:
     assert "\n" not in str(refused.value)
 
 
-def folder_with(tmp_path: Path, **files: Any) -> Path:
+def folder_with(tmp_path: Path, **files: Json) -> Path:
     config = {"vocab_size": 9, "max_position_embeddings": 5, "eos_token_id": [1, 2]}
-    made: dict[str, Any] = {"config.json": config, "tokenizer.json": {}, **files}
+    made: JsonObject = {"config.json": config, "tokenizer.json": {}, **files}
     for name, content in made.items():
         text = content if isinstance(content, str) else json.dumps(content)
         (tmp_path / name).write_text(text)
@@ -283,7 +284,7 @@ def test_a_broken_folder_is_named(
     ],
 )
 def test_card_of_a_model_for_images(
-    tmp_path: Path, text: dict[str, Any], context: int, vocab: int
+    tmp_path: Path, text: JsonObject, context: int, vocab: int
 ) -> None:
     config = {"text_config": text, "eos_token_id": [1, 106]}
     card = read_card(folder_with(tmp_path, **{"config.json": config}), "m")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from baton.proto import worker_pb2
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.answers.request_handler import Usage
 from baton.router.client_access.error_body import error_body
-from baton.router.dispatch.active_request import OutputToken
+from baton.router.dispatch.active_request import Finish, OutputToken
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_answer import ChatRenderer, CompletionRenderer, ResponseHead
 from baton.router.requests.validated_request import ValidatedRequest
@@ -23,6 +23,7 @@ from baton.router.text.tool_calls import ParsedCall
 from baton.runtime import errors
 
 END = 0
+REQUEST = ValidatedRequest((), worker_pb2.Sampling(), max_tokens=9)
 HEADING = ResponseHead("id-1", 123, "tiny", include_usage=True)
 USAGE = Usage(prompt=5, completion=2, cached=3, accepted=1, rejected=4)
 
@@ -46,17 +47,13 @@ class Letters:
         return text
 
 
-def tokens(text: str, finish: Any = "length") -> list[OutputToken]:
+def tokens(text: str, finish: Finish = "length") -> list[OutputToken]:
     made = [OutputToken(0, ord(letter) - ord("a")) for letter in text]
     return [*made, OutputToken(0, None, finish=finish)]
 
 
 def choice(*stops: str, stop_tokens: tuple[int, ...] = ()) -> ChoiceText:
-    return ChoiceText(request(stops=stops, stop_token_ids=stop_tokens), 0, Letters())
-
-
-def request(**fields: Any) -> ValidatedRequest:
-    return ValidatedRequest((), worker_pb2.Sampling(), max_tokens=9, **fields)
+    return ChoiceText(replace(REQUEST, stops=stops, stop_token_ids=stop_tokens), 0, Letters())
 
 
 def test_text_comes_with_its_end() -> None:
@@ -141,10 +138,10 @@ class Signs(Letters):
 
 def calling_choice(*stops: str, parallel: bool = True) -> ChoiceText:
     may_call = CallableTools(FORMS["hermes"], frozenset({"f"}), parallel)
-    return ChoiceText(request(stops=stops, calling=may_call), 0, Signs())
+    return ChoiceText(replace(REQUEST, stops=stops, calling=may_call), 0, Signs())
 
 
-def signs(text: str, finish: Any) -> list[OutputToken]:
+def signs(text: str, finish: Finish) -> list[OutputToken]:
     return [*(OutputToken(0, ord(sign)) for sign in text), OutputToken(0, None, finish=finish)]
 
 
@@ -162,7 +159,7 @@ def signs(text: str, finish: Any) -> list[OutputToken]:
     ],
 )
 def test_calls_are_taken_out_of_the_text(
-    text: str, finish: str, content: str, calls: int, reported: str
+    text: str, finish: Finish, content: str, calls: int, reported: str
 ) -> None:
     outputs = signs(text, finish)
     whole = calling_choice().push(outputs)

@@ -6,18 +6,21 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from baton.router import server
-from baton.router.answers.choice_text import ChoiceText
+from baton.router.answers.choice_text import ChoiceDelta, ChoiceText
+from baton.router.dispatch.active_request import OutputToken
+from baton.runtime.config import RouterConfig
 from baton.runtime.identity import tenant_of
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
-from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -28,7 +31,7 @@ async def test_openai_async_client(router: StartRouter) -> None:
         router() as running,
         openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none") as client,
     ):
-        asked: dict[str, Any] = {
+        asked: JsonObject = {
             "model": "tiny",
             "messages": [{"role": "user", "content": "hi"}],
             "seed": 1,
@@ -37,9 +40,11 @@ async def test_openai_async_client(router: StartRouter) -> None:
             "top_logprobs": 3,
         }
         whole = await client.chat.completions.create(**asked)
-        entries = whole.choices[0].logprobs.content
+        logprobs = whole.choices[0].logprobs
+        assert logprobs is not None and logprobs.content is not None
+        entries = logprobs.content
         assert len(entries) == 12 and len(entries[0].top_logprobs) == 3
-        assert b"".join(bytes(entry.bytes) for entry in entries).decode(errors="replace") == (
+        assert b"".join(bytes(entry.bytes or ()) for entry in entries).decode(errors="replace") == (
             whole.choices[0].message.content
         )
         text = ""
@@ -213,7 +218,7 @@ async def test_keys(router: StartRouter) -> None:
 async def test_each_key_has_prefixes_of_its_own(router: StartRouter) -> None:
     """What one key has cached, another neither finds nor can name, unless prefixes are shared."""
 
-    async def salts(config: Any, *asked: tuple[str, str | None]) -> list[bytes]:
+    async def salts(config: RouterConfig, *asked: tuple[str, str | None]) -> list[bytes]:
         async with router(config=config) as running:
             for key, salt in asked:
                 reply = await running.http.post(
@@ -318,7 +323,7 @@ async def test_an_endless_upload_does_not_outlast_a_second_signal(
         writer.close()
 
 
-async def not_ready(running: Any) -> bool:
+async def not_ready(running: RunningRouter) -> bool:
     return bool((await running.http.get("/readyz")).status_code == 503)
 
 
@@ -345,7 +350,7 @@ async def test_a_bug_in_the_middle_of_a_stream_ends_it_aloud(
 ) -> None:
     push, calls = ChoiceText.push, iter(range(100))
 
-    def broken(text: ChoiceText, outputs: Any) -> Any:
+    def broken(text: ChoiceText, outputs: Sequence[OutputToken]) -> ChoiceDelta:
         if next(calls) == 2:
             raise RuntimeError("a secret of the inside")
         return push(text, outputs)

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
 from baton.router.http_frontend.routes import CHAT_PATH, COMPLETION_PATH, no_route
+from tests.support.json_values import JsonObject
 from tests.support.router_process import FAST_ROUTER, StartRouter
 from tests.support.waiting import eventually
 
-STRICT: dict[str, Any] = {
+STRICT: JsonObject = {
     "type": "function",
     "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {}}},
 }
@@ -61,7 +61,7 @@ async def test_tokenizer_info_needs_the_key(router: StartRouter) -> None:
     ],
 )
 async def test_too_long_a_context_has_its_code(
-    router: StartRouter, fields: dict[str, Any], param: str
+    router: StartRouter, fields: JsonObject, param: str
 ) -> None:
     async with (
         router() as running,

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import httpx
 import pytest
@@ -22,6 +22,7 @@ from baton.router.console.console_state import ConsoleState
 from baton.router.console.metric_values import by_label
 from baton.runtime import metrics, process_memory
 from baton.runtime.errors import ConfigError, Overloaded
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
@@ -39,7 +40,7 @@ def admin_of(running: RunningRouter) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def stream_of(running: RunningRouter) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+async def stream_of(running: RunningRouter) -> AsyncIterator[AsyncIterator[JsonObject]]:
     """The messages of a page's stream."""
     async with admin_of(running).stream("GET", "/console/stream") as reply:
         assert reply.status_code == 200, await reply.aread()
@@ -47,7 +48,7 @@ async def stream_of(running: RunningRouter) -> AsyncIterator[AsyncIterator[dict[
         yield _messages(reply)
 
 
-async def _messages(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def _messages(reply: httpx.Response) -> AsyncIterator[JsonObject]:
     async for line in reply.aiter_lines():
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
@@ -106,7 +107,7 @@ def test_only_a_port_of_this_host_checks_the_host(host: str, local: bool) -> Non
     assert AdminAccess(KEY, host).on_loopback is local
 
 
-ADVICE: dict[str, Any] = {
+ADVICE: JsonObject = {
     "time": 5.0,
     "requests": 40,
     "window_s": 60.0,
@@ -301,8 +302,8 @@ class LargeState:
 
 
 async def test_a_page_that_does_not_read_holds_few_messages() -> None:
-    state: Any = LargeState()
-    feed = ConsoleFeed(state)
+    state = LargeState()
+    feed = ConsoleFeed(cast(ConsoleState, state))
     with feed.open() as slow, feed.open() as quick:
         assert await slow.next() == await quick.next() == b"whole after 0"
         for number in range(1, 100):
@@ -353,8 +354,8 @@ async def test_a_page_that_never_reads_slows_nothing(
 
 
 async def test_a_closed_feed_ends_its_pages() -> None:
-    state: Any = LargeState()
-    feed = ConsoleFeed(state)
+    state = LargeState()
+    feed = ConsoleFeed(cast(ConsoleState, state))
     with feed.open() as viewer:
         await viewer.next()
         waiting = asyncio.create_task(viewer.next())
@@ -374,8 +375,8 @@ async def test_a_stopping_router_ends_the_streams(router: StartRouter) -> None:
 
 
 async def test_too_many_pages_are_refused() -> None:
-    state: Any = LargeState()
-    feed = ConsoleFeed(state)
+    state = LargeState()
+    feed = ConsoleFeed(cast(ConsoleState, state))
     with ExitStack() as open_pages:
         for _ in range(MAX_VIEWERS):
             open_pages.enter_context(feed.open())

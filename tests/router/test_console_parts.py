@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.deploy.cli import handoff_check
 from baton.proto import worker_pb2
 from baton.router.console.console_app import page_files
 from baton.router.console.fault_log import MAX_EVENTS, FaultLog, read_counts
@@ -22,6 +23,7 @@ from baton.router.console.prefix_tree import prefix_tree
 from baton.router.console.worker_rows import state_of
 from baton.router.fleet.recent_prompts import MAX_BLOCKS, MAX_PROMPTS, RecentPrompts
 from baton.runtime import metric_factory, metrics
+from tests.support.json_values import JsonObject
 
 BOUNDS = (0.1, 0.2, float("inf"))
 
@@ -78,7 +80,7 @@ def test_totals_are_those_of_the_metrics() -> None:
     assert after.failed - before.failed == after.ended - before.ended == 1
 
 
-Row = dict[str, Any]  # a worker as the console shows it
+Row = JsonObject  # a worker as the console shows it
 Rows = dict[str, Row]  # by its name
 
 
@@ -204,9 +206,12 @@ def test_recent_prompts_are_bounded() -> None:
     assert kept[-1][0] == bytes([MAX_PROMPTS + 4])
 
 
-def test_each_outcome_without_a_move_has_a_remedy() -> None:
-    """In the page's warning, as in `baton doctor`: it shows the reason that is counted most."""
+def test_each_outcome_without_a_move_has_a_remedy_or_is_harmless() -> None:
+    """In the page's warning, as in `baton doctor`: it shows the fault that is counted most."""
     script = page_files()["/overview.js"].body.decode()
     (remedies,) = re.findall(r"^const REMEDIES = \{\n(.*?)^\};$", script, re.DOTALL | re.MULTILINE)
     named = re.findall(r'^  (\w+): "[^"]+",$', remedies, re.MULTILINE)
+    (harmless,) = re.findall(r"^const HARMLESS = \[(.*)\];$", script, re.MULTILINE)
+    assert sorted(re.findall(r'"(\w+)"', harmless)) == sorted(handoff_check.HARMLESS)
+    named += handoff_check.HARMLESS
     assert sorted(["moved", *named]) == sorted(metric_factory.PREFILL_OUTCOMES)

@@ -6,7 +6,6 @@ import string
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -28,6 +27,7 @@ from baton.router.text.control_tokens import (
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.config import ControlTokensInChats
 from baton.runtime.errors import InvalidRequest
+from tests.support.json_values import Json, JsonObject
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 START, END, THINK = "<|im_start|>", "<|im_end|>", "<think>"
@@ -40,7 +40,7 @@ TEMPLATE = (
 CORPUS = ["the quick brown fox jumps over a lazy dog | <im_start> <|im_end|> < | > héé " * 4]
 
 
-def byte_level(**flags: Any) -> tokenizers.Tokenizer:
+def byte_level(**flags: bool) -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -82,7 +82,7 @@ def pieces() -> models.BPE:
     return models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True)
 
 
-def with_control(made: tokenizers.Tokenizer, **flags: Any) -> tokenizers.Tokenizer:
+def with_control(made: tokenizers.Tokenizer, **flags: bool) -> tokenizers.Tokenizer:
     made.add_special_tokens(
         [AddedToken(START, special=True), AddedToken(END, special=True, **flags)]
     )
@@ -122,7 +122,7 @@ class Chat:
             "m", self.tokenizer, self.template, frozenset(), 4, "none", control_tokens=setting
         )
 
-    async def tokens(self, *messages: Any, **fields: Any) -> list[int]:
+    async def tokens(self, *messages: Json, **fields: Json) -> list[int]:
         body = orjson.dumps({"model": "m", "messages": messages, **fields})
         made = await self.validator.chat(await self.validator.parsed(body, ChatRequest), LIMITS)
         return list(made.prompt)
@@ -138,7 +138,7 @@ class Chat:
         return tokens.count(self.raw.token_to_id(text))
 
 
-def user(content: str) -> dict[str, Any]:
+def user(content: str) -> JsonObject:
     return {"role": "user", "content": content}
 
 
@@ -215,7 +215,7 @@ CALL = {
     ],
 )
 async def test_what_clients_write_forges_no_turn(
-    chat: Chat, messages: list[Any], fields: dict[str, Any]
+    chat: Chat, messages: list[Json], fields: JsonObject
 ) -> None:
     tokens = await chat.tokens(*messages, **fields)
     assert chat.count(tokens, START) == len(messages) + 1

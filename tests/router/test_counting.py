@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from baton.router.requests.validator import Validator
 from baton.runtime.errors import InvalidRequest
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TEXTS = st.lists(st.sampled_from([b"\\", b'"', b",", b"[", b"{", b"a"]), max_size=60).map(b"".join)
 
 
@@ -80,10 +83,10 @@ async def test_a_large_body_is_counted_in_several_turns(
     validator = Validator("m", ByteTokenizer(), None, frozenset({7}), max_choices=4)
     run, sizes = validator.turns.run, []
 
-    async def noting(size: int, work: Any, *given: Any) -> Any:
+    async def noting(size: int, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         if work is next:
             sizes.append(size)
-        return await run(size, work, *given)
+        return await run(size, work, *given, **named)
 
     monkeypatch.setattr(validator.turns, "run", noting)
     body = b'{"model":"m","prompt":"' + text + b'"}'

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,9 +18,10 @@ from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.encoding_threads import before_all_encoding
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.router_books import retrying
-from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -144,7 +144,7 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
     router: StartRouter,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
-    asked: dict[str, Any],
+    asked: JsonObject,
 ) -> None:
     go = threading.Event()
     begun: list[str] = []
@@ -262,7 +262,7 @@ async def test_a_deadline_ends_the_wait_for_a_turn_to_be_moved() -> None:
     await scene.dispatcher.close()
 
 
-def moved(scene: Any) -> list[str]:
+def moved(scene: DispatchScene) -> list[str]:
     submits = [submit for number in (0, 1) for submit in scene.link(number).submits()]
     return sorted(submit.request_id for submit in submits if submit.attempt == 2)
 
@@ -324,7 +324,7 @@ async def test_a_request_too_late_is_refused_before_its_body(router: StartRouter
         ending.cancel()
 
 
-async def _is_served(running: Any) -> bool:
+async def _is_served(running: RunningRouter) -> bool:
     reply = await running.http.post(
         "/v1/completions",
         json={"model": "tiny", "prompt": "a", "max_tokens": 1},

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -26,7 +25,7 @@ TEXTS = st.text(
     ),
     max_size=40,
 )
-_MADE: dict[str, Any] = {}
+_MADE: dict[str, tokenizers.Tokenizer] = {}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def test_any_tokens_add_up_to_the_full_decoding(
 def test_window_text_comes_back(text: str, prompt: str) -> None:
     made = _MADE.setdefault("window", sentencepiece())
 
-    def decode(tokens: Any) -> str:
+    def decode(tokens: Iterable[int]) -> str:
         found: str = made.decode(list(tokens))
         return found
 
@@ -121,7 +120,7 @@ def test_window_adds_up_with_special_tokens_in_between(data: st.DataObject) -> N
     if made is None:
         made = _MADE["special"] = sentencepiece()
         made.add_special_tokens(["<s>", "</s>", "[SEP]"])
-    special = {made.token_to_id(piece) for piece in ("<s>", "</s>", "[SEP]")}
+    special = {token_of(made, piece) for piece in ("<s>", "</s>", "[SEP]")}
     some = st.sampled_from([*special, *(token_of(made, piece) for piece in "\u2581\u2581ab猫")])
     halves = st.integers(token_of(made, "<0xE0>"), token_of(made, "<0xFF>"))
     prompt = data.draw(st.lists(some, max_size=9))

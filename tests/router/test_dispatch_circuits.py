@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -37,7 +37,7 @@ async def test_a_worker_that_fails_everything_is_not_retried_at_once() -> None:
     assert scene.fleet.circuits.counts(asyncio.get_running_loop().time())["open"] == 1
 
 
-def held(scene: Any, number: int, request_id: str, attempt: int) -> bool:
+def held(scene: DispatchScene, number: int, request_id: str, attempt: int) -> bool:
     return (request_id, attempt) in {
         (submit.request_id, submit.attempt) for submit in scene.link(number).submits()
     }
@@ -58,7 +58,9 @@ async def test_busy_and_draining_workers_are_no_outliers() -> None:
     await scene.dispatcher.close()
 
 
-def failures(scene: Any, among: int, failed: Any) -> list[str]:
+def failures(
+    scene: DispatchScene, among: int, failed: Callable[..., worker_pb2.Output]
+) -> list[str]:
     """The requests that a worker now holds fail there; their ids."""
     failing = []
     for number in range(among):
@@ -137,7 +139,7 @@ async def test_a_client_that_leaves_gives_its_turn_back() -> None:
     await scene.dispatcher.close()
 
 
-def strikes(scene: Any, name: str) -> float:
+def strikes(scene: DispatchScene, name: str) -> float:
     return strikes_of(scene.fleet.circuits, name.encode())
 
 

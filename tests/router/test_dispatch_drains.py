@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 
-Drained = Callable[..., Awaitable[tuple[Any, ActiveRequest]]]
+Drained = Callable[..., Awaitable[tuple[DispatchScene, ActiveRequest]]]
 
 
 @on_virtual_time
@@ -72,7 +71,9 @@ async def test_requests_on_a_link_lost_in_a_drain_are_no_failures() -> None:
 def drained_alone_fixture() -> Drained:
     """The only decode worker hands back what has begun there, and ends."""
 
-    async def drained(returned_wait_s: float, within_s: float = 3600) -> tuple[Any, ActiveRequest]:
+    async def drained(
+        returned_wait_s: float, within_s: float = 3600
+    ) -> tuple[DispatchScene, ActiveRequest]:
         scene = DispatchScene(returned_wait_s=returned_wait_s)
         active_request = await scene.start(within_s=within_s)
         scene.give(output(0, 10))

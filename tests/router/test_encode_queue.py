@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import asyncio
+from typing import cast
 
 import pytest
 
@@ -11,7 +12,7 @@ from baton.runtime.errors import Overloaded
 
 
 def job(chars: int = 100, arrival_s: float = 0.0, tenant: bytes = b"a") -> EncodeJob:
-    return EncodeJob(chars, arrival_s, list, cast(Any, None), tenant)
+    return EncodeJob(chars, arrival_s, list, cast(asyncio.Future[list[int]], None), tenant)
 
 
 def order(queue: EncodeQueue, jobs: list[EncodeJob]) -> list[int]:

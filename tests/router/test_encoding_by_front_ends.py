@@ -8,8 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
 
 from baton.proto import client_pb2
@@ -83,15 +83,15 @@ async def test_a_text_of_another_key_passes_those_of_a_flood(
     assert threads.begun[ENCODE_THREADS] == "x"
 
 
-def _complete(running: RunningRouter, text: str) -> Awaitable[Any]:
+def _complete(running: RunningRouter, text: str) -> Awaitable[httpx.Response]:
     return running.complete(prompt=text)
 
 
-def _chat(running: RunningRouter, text: str) -> Awaitable[Any]:
+def _chat(running: RunningRouter, text: str) -> Awaitable[httpx.Response]:
     return running.chat(messages=[{"role": "user", "content": text}])
 
 
-def _tokenize(running: RunningRouter, text: str) -> Awaitable[Any]:
+def _tokenize(running: RunningRouter, text: str) -> Awaitable[httpx.Response]:
     return running.http.post("/tokenize", json={"prompt": text})
 
 
@@ -101,7 +101,7 @@ async def test_a_text_too_long_is_refused_after_a_part_of_it(
     model_folder: Path,
     threads: EncodingThreads,
     monkeypatch: pytest.MonkeyPatch,
-    ask: Callable[[RunningRouter, str], Awaitable[Any]],
+    ask: Callable[[RunningRouter, str], Awaitable[httpx.Response]],
 ) -> None:
     """Its length alone does not show that it is too long; the count of its tokens does."""
     monkeypatch.setattr(tokenizer_module, "SLICE_CHARS", 4096)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.json_values import Json
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.scripted_worker import ScriptedWorker
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -26,13 +27,13 @@ def text_of(body: str) -> tuple[str, str | None]:
     return "".join(choice["text"] for choice in found), found[-1]["finish_reason"]
 
 
-def bearer(running: Any) -> Any:
+def bearer(running: RunningRouter) -> ScriptedWorker:
     """The worker that holds a request now."""
     (worker,) = [worker for worker in running.workers.values() if worker.held]
     return worker
 
 
-async def reference(running: Any, **fields: Any) -> str:
+async def reference(running: RunningRouter, **fields: Json) -> str:
     """The undisturbed text; afterwards no worker holds anything."""
     reply = await running.complete(**fields)
     await eventually(lambda: not any(worker.held for worker in running.workers.values()))
@@ -40,7 +41,7 @@ async def reference(running: Any, **fields: Any) -> str:
     return text
 
 
-async def both_linked(running: Any) -> None:
+async def both_linked(running: RunningRouter) -> None:
     await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
 
 

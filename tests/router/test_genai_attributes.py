@@ -4,14 +4,14 @@ exported afterwards, and none of them holds a client's text."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from baton.runtime.telemetry import tracing
 from tests.support.router_process import RunningRouter, StartRouter
+from tests.support.span_values import span_values
+from tests.support.trace_collector import ListeningCollector
 from tests.support.waiting import eventually
 
 SECRET = "xylophone-4711"
@@ -21,16 +21,6 @@ SECRET = "xylophone-4711"
 def no_exporter_left() -> Iterator[None]:
     yield
     tracing.shutdown()
-
-
-def plain(value: AnyValue) -> Any:
-    if value.HasField("array_value"):
-        return [plain(each) for each in value.array_value.values]
-    return getattr(value, str(value.WhichOneof("value")))
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    return {each.key: plain(each.value) for each in span.attributes}
 
 
 async def ended(running: RunningRouter, count: int) -> None:
@@ -43,7 +33,7 @@ async def _has_traces(running: RunningRouter, count: int) -> bool:
 
 
 async def test_a_span_says_what_was_asked_and_answered(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -55,7 +45,7 @@ async def test_a_span_says_what_was_asked_and_answered(
         await ended(running, 1)
         tracing.shutdown(10.0)
     span = servicer.spans["request"]
-    found = attributes(span)
+    found = span_values(span)
     assert span.kind == Span.SPAN_KIND_SERVER
     assert found["gen_ai.operation.name"] == "chat"
     assert found["gen_ai.provider.name"] == "baton"
@@ -72,7 +62,7 @@ async def test_a_span_says_what_was_asked_and_answered(
 
 
 async def test_what_is_off_or_has_no_answer_is_absent(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -80,7 +70,7 @@ async def test_what_is_off_or_has_no_answer_is_absent(
         await running.complete(max_tokens=1)
         await ended(running, 1)
         tracing.shutdown(10.0)
-    found = attributes(servicer.spans["request"])
+    found = span_values(servicer.spans["request"])
     assert found["gen_ai.operation.name"] == "text_completion"
     for name in ("request.top_k", "request.choice.count", "response.time_to_first_chunk"):
         assert f"gen_ai.{name}" not in found
@@ -89,7 +79,7 @@ async def test_what_is_off_or_has_no_answer_is_absent(
 
 @pytest.mark.parametrize("ratio", [1.0, 0.0], ids=["sampled", "kept"])
 async def test_a_failed_request_has_its_error(
-    router: StartRouter, collector: tuple[Any, str], ratio: float
+    router: StartRouter, collector: ListeningCollector, ratio: float
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -101,10 +91,10 @@ async def test_a_failed_request_has_its_error(
         await ended(running, 1)
         tracing.shutdown(10.0)
     span = servicer.spans["request"]
-    found = attributes(span)
+    found = span_values(span)
     assert span.kind == Span.SPAN_KIND_SERVER
     assert span.status.code == Status.STATUS_CODE_ERROR
     assert found["error.type"] == span.status.message != ""
-    assert found["baton.request_id"] == reply.headers["x-request-id"]
+    assert found["request_id"] == reply.headers["x-request-id"]
     assert found["gen_ai.request.model"] == "tiny"
     assert "gen_ai.response.finish_reasons" not in found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable
 from dataclasses import replace
-from typing import Any
+from typing import NoReturn, cast
 
 import grpc
 import pytest
@@ -18,7 +19,7 @@ from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.validator import Validator
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -33,16 +34,16 @@ class Context:
 
     def __init__(self, left_s: float | None = None) -> None:
         self.left_s = left_s
-        self.sent: list[Any] = []
+        self.sent: list[object] = []
         self.hangs = False
 
     def time_remaining(self) -> float | None:
         return self.left_s
 
-    async def read(self) -> Any:
+    async def read(self) -> None:
         await asyncio.sleep(3600)  # This client never sends a message.
 
-    async def send_initial_metadata(self, metadata: Any) -> None:
+    async def send_initial_metadata(self, metadata: object) -> None:
         self.sent.append(metadata)
 
     async def write(self, message: bytes) -> None:
@@ -51,8 +52,15 @@ class Context:
         self.sent.append(message)
 
 
-def call_of(context: Any, longest_s: float = 60.0) -> ClientCall:
-    return ClientCall(context, "req-1", {"a": "b"}, RouterConfig(request_s=longest_s), LoopBudget())
+def call_of(context: Context, longest_s: float = 60.0) -> ClientCall:
+    config = RouterConfig(request_s=longest_s)
+    return ClientCall(
+        cast(grpc.aio.ServicerContext[bytes, bytes], context),
+        "req-1",
+        {"a": "b"},
+        config,
+        LoopBudget(),
+    )
 
 
 @pytest.mark.parametrize(("left_s", "allowed_s"), [(None, 60.0), (5.0, 4.99), (600.0, 60.0)])
@@ -79,13 +87,6 @@ async def test_a_client_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPat
         await call.write(HealthCheckResponse(status=1))
 
 
-async def refused(call: Any) -> Any:
-    with pytest.raises(grpc.aio.AioRpcError) as found:
-        async for _ in call:
-            pass
-    return found.value
-
-
 @pytest.mark.parametrize(
     ("raw", "word"),
     [
@@ -104,7 +105,7 @@ async def test_what_is_no_message_is_refused(
         grpc.aio.insecure_channel(running.grpc_address) as channel,
     ):
         error = await refused(channel.unary_stream(GENERATE)(raw))
-        assert error.code() is CODE.INVALID_ARGUMENT and word in error.details()
+        assert error.code() is CODE.INVALID_ARGUMENT and word in str(error.details())
         assert (await stub.ListModels(client_pb2.ListModelsRequest())).models
 
 
@@ -119,10 +120,10 @@ async def test_a_message_that_does_not_come(
         ended = silent()
         await ended.done_writing()
         error = await refused(ended)
-        assert error.code() is CODE.INVALID_ARGUMENT and "without a message" in error.details()
+        assert error.code() is CODE.INVALID_ARGUMENT and "without a message" in str(error.details())
         monkeypatch.setattr(ClientCall.read, "__defaults__", (0.1, None))
         error = await refused(silent())
-        assert error.code() is CODE.INVALID_ARGUMENT and "within 0.1 s" in error.details()
+        assert error.code() is CODE.INVALID_ARGUMENT and "within 0.1 s" in str(error.details())
 
 
 async def test_calls_beyond_the_limit_are_refused_except_health(
@@ -139,7 +140,7 @@ async def test_calls_beyond_the_limit_are_refused_except_health(
         held = [asyncio.create_task(read_all(stub.Generate(asked))) for _ in range(3)]
         await eventually(lambda: len(worker.held) == 3)
         error = await refused(stub.Generate(asked))
-        assert error.code() is CODE.UNAVAILABLE and "too many calls" in error.details()
+        assert error.code() is CODE.UNAVAILABLE and "too many calls" in str(error.details())
         assert dict(error.trailing_metadata())["retry-after"] == "1"
         assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
         worker.pause_at = None
@@ -147,7 +148,9 @@ async def test_calls_beyond_the_limit_are_refused_except_health(
         await read_all(stub.Generate(asked))
 
 
-async def read_all(call: Any) -> list[Any]:
+async def read_all(
+    call: AsyncIterable[client_pb2.GenerateResponse],
+) -> list[client_pb2.GenerateResponse]:
     return [message async for message in call]
 
 
@@ -170,7 +173,7 @@ async def test_open_calls_are_bounded_too(
 async def test_a_bug_before_the_answer_is_logged_and_not_shown(
     grpc_router: StartGrpcRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: Any) -> Any:
+    async def broken(*_: object) -> NoReturn:
         raise RuntimeError("a secret of the inside")
 
     monkeypatch.setattr(Validator, "completion", broken)

@@ -4,7 +4,7 @@ in every phase of a request."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from baton.router.grpc_frontend.call import ClientCall
 from baton.runtime import metrics
 from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, refused
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -38,7 +38,9 @@ def prompted(**fields: Any) -> client_pb2.GenerateRequest:
     return client_pb2.GenerateRequest(model="tiny", prompt="the quick brown", **fields)
 
 
-async def taken(call: Any) -> list[client_pb2.GenerateResponse]:
+async def taken(
+    call: AsyncIterable[client_pb2.GenerateResponse],
+) -> list[client_pb2.GenerateResponse]:
     return [message async for message in call]
 
 
@@ -160,7 +162,7 @@ async def test_a_cancel_in_the_queue(
         assert len(worker.seen("submit")) == 1
 
 
-async def _unready(running: Any) -> bool:
+async def _unready(running: RunningRouter) -> bool:
     return bool((await running.http.get("/readyz")).status_code == 503)
 
 

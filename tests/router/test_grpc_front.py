@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import AsyncIterable
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import pytest
@@ -19,20 +19,13 @@ from baton.runtime.config import Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.settings.checks import validate
 from tests.support.machine_speed import slowness
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
+from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter, refused
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 
 CODE = grpc.StatusCode
 ALONE = ("grpc.use_local_subchannel_pool", 1)  # a connection of its own
-
-
-async def refused(call: Any) -> Any:
-    with pytest.raises(grpc.aio.AioRpcError) as found:
-        async for _ in call:
-            pass
-    return found.value
 
 
 def asked(text: str = "a") -> client_pb2.GenerateRequest:
@@ -85,7 +78,7 @@ async def test_calls_that_have_ended_and_watchers_hold_up_no_end(
         await asyncio.sleep(0.5)
         assert not running.serving.done() and not call.done()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert "the router stops" in (await refused(call)).details()
+        assert "the router stops" in str((await refused(call)).details())
         await asyncio.wait_for(running.serving, 10 * slowness())
 
 
@@ -229,5 +222,7 @@ async def test_after_the_end_the_port_is_free(grpc_router: StartGrpcRouter) -> N
         again.bind((host, int(port)))
 
 
-async def read_all(call: Any) -> list[Any]:
+async def read_all(
+    call: AsyncIterable[client_pb2.GenerateResponse],
+) -> list[client_pb2.GenerateResponse]:
     return [message async for message in call]

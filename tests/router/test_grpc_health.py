@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import pytest
@@ -20,12 +19,16 @@ SERVICE_UNKNOWN = b"\x08\x03"
 OURS = b"\x0a\x19baton.client.v1.Inference"  # service = 1
 
 
-def check(channel: Any, asked: bytes = b"") -> Any:
-    return channel.unary_unary("/grpc.health.v1.Health/Check")(asked)
+def check(channel: grpc.aio.Channel, asked: bytes = b"") -> grpc.aio.UnaryUnaryCall[bytes, bytes]:
+    method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+    method = channel.unary_unary("/grpc.health.v1.Health/Check")
+    return method(asked)
 
 
-def watch(channel: Any, asked: bytes = b"") -> Any:
-    return channel.unary_stream("/grpc.health.v1.Health/Watch")(asked)
+def watch(channel: grpc.aio.Channel, asked: bytes = b"") -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+    method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+    method = channel.unary_stream("/grpc.health.v1.Health/Watch")
+    return method(asked)
 
 
 async def test_it_says_what_readyz_says(grpc_router: StartGrpcRouter) -> None:

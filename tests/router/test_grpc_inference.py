@@ -4,7 +4,7 @@ refusals, overload, workers that die, a router that stops."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.proto import client_pb2
-from baton.router.answers.choice_text import ChoiceText
+from baton.router.answers.choice_text import ChoiceDelta, ChoiceText
+from baton.router.dispatch.active_request import OutputToken
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_sum, metric_value
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
@@ -37,7 +39,9 @@ def chatting(**fields: Any) -> client_pb2.GenerateRequest:
     return client_pb2.GenerateRequest(model="tiny", messages=[USER], **fields)
 
 
-async def collect(call: Any) -> tuple[dict[int, str], dict[int, int], client_pb2.Usage]:
+async def collect(
+    call: AsyncIterable[client_pb2.GenerateResponse],
+) -> tuple[dict[int, str], dict[int, int], client_pb2.Usage]:
     """Text and finish of each choice, and the usage, which comes once, last and alone."""
     texts: dict[int, str] = {}
     ends: dict[int, int] = {}
@@ -53,8 +57,8 @@ async def collect(call: Any) -> tuple[dict[int, str], dict[int, int], client_pb2
     return texts, ends, messages[-1].usage
 
 
-def trailers(error: Any) -> dict[str, Any]:
-    return dict(error.trailing_metadata())
+def trailers(error: grpc.aio.AioRpcError) -> dict[str, str]:
+    return {name: str(value) for name, value in error.trailing_metadata()}
 
 
 def count(outcome: str) -> float:
@@ -74,7 +78,7 @@ def count(outcome: str) -> float:
     ],
 )
 async def test_a_prompt_as_text_and_as_tokens(
-    grpc_router: StartGrpcRouter, fields: dict[str, Any]
+    grpc_router: StartGrpcRouter, fields: JsonObject
 ) -> None:
     async with grpc_router() as (running, stub):
         running.workers["decode-0"].cached_tokens = 2
@@ -282,7 +286,7 @@ async def test_a_bug_tells_nothing_of_the_inside(
 ) -> None:
     push, calls = ChoiceText.push, iter(range(100))
 
-    def broken(text: ChoiceText, outputs: Any) -> Any:
+    def broken(text: ChoiceText, outputs: Sequence[OutputToken]) -> ChoiceDelta:
         if next(calls) == 2:
             raise RuntimeError("a secret of the inside")
         return push(text, outputs)

@@ -31,6 +31,7 @@ from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
+from tests.support.json_values import Json, JsonObject
 
 LIMITS = ContextLimits(max_context=50, vocab_size=200)
 TOOLS_TEMPLATE = (
@@ -46,11 +47,11 @@ VALIDATOR = Validator("m", ByteTokenizer(), ChatTemplate(TOOLS_TEMPLATE, {}), fr
 ROOMY = ContextLimits(max_context=5000, vocab_size=200)
 
 
-def tool(**fields: Any) -> dict[str, Any]:
+def tool(**fields: Json) -> JsonObject:
     return {"type": "function", "function": {"name": "f", **fields}}
 
 
-def called(**fields: Any) -> list[dict[str, Any]]:
+def called(**fields: Json) -> list[JsonObject]:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}, **fields}
     return [
         {"role": "user", "content": "hi"},
@@ -62,7 +63,7 @@ def called(**fields: Any) -> list[dict[str, Any]]:
 USER = [{"role": "user", "content": "hi"}]
 
 
-def message_of(body: dict[str, Any], shape: type[Any] = client_pb2.GenerateRequest) -> Any:
+def message_of(body: JsonObject, shape: type[Any] = client_pb2.GenerateRequest) -> Any:
     """An HTTP body as a client of ours would write it: token ids and schemas where they belong,
     and logprobs as a count."""
     sent = json.loads(json.dumps({"model": "m", **body}))
@@ -79,7 +80,7 @@ def message_of(body: dict[str, Any], shape: type[Any] = client_pb2.GenerateReque
     return ParseDict(sent, shape())
 
 
-async def by_http(body: dict[str, Any], limits: ContextLimits = LIMITS) -> ValidatedRequest:
+async def by_http(body: JsonObject, limits: ContextLimits = LIMITS) -> ValidatedRequest:
     raw = orjson.dumps({"model": "m", **body})
     if "messages" in body:
         return await VALIDATOR.chat(await VALIDATOR.parsed(raw, ChatRequest), limits)
@@ -87,11 +88,11 @@ async def by_http(body: dict[str, Any], limits: ContextLimits = LIMITS) -> Valid
     return await VALIDATOR.completion(asked, limits)
 
 
-async def by_grpc(body: dict[str, Any], limits: ContextLimits = LIMITS) -> ValidatedRequest:
+async def by_grpc(body: JsonObject, limits: ContextLimits = LIMITS) -> ValidatedRequest:
     return await generate_request(message_of(body), VALIDATOR, limits)
 
 
-SAMPLING: dict[str, Any] = {
+SAMPLING: JsonObject = {
     "temperature": 0.7,
     "top_p": 0.9,
     "top_k": 40,
@@ -118,7 +119,7 @@ SAMPLING: dict[str, Any] = {
 @pytest.mark.parametrize("source", [{"prompt": "ab"}, {"prompt": [1, 2, 3]}, {"messages": USER}])
 @pytest.mark.parametrize("seed", [-(1 << 63), 0, 7])
 async def test_what_both_take_means_the_same(
-    source: dict[str, Any], fields: dict[str, Any], seed: int
+    source: JsonObject, fields: JsonObject, seed: int
 ) -> None:
     body = {**source, **fields, "seed": seed}
     assert await by_grpc(body) == await by_http(body)
@@ -151,7 +152,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 1
     ],
     ids=lambda fields: ",".join(fields),
 )
-async def test_chats_with_tools_mean_the_same(fields: dict[str, Any]) -> None:
+async def test_chats_with_tools_mean_the_same(fields: JsonObject) -> None:
     body = {"messages": USER, "seed": 1, "max_tokens": 4, **fields}
     made = await by_grpc(body, ROOMY)
     assert made == await by_http(body, ROOMY)
@@ -159,7 +160,7 @@ async def test_chats_with_tools_mean_the_same(fields: dict[str, Any]) -> None:
 
 
 # what both can say, and neither takes; the field as HTTP names it
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED: list[tuple[JsonObject, str]] = [
     ({"prompt": "ab", "model": "other"}, "model"),
     ({"prompt": "a" * 60}, "prompt"),
     ({"prompt": "a" * 49}, "prompt"),
@@ -235,9 +236,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("body", "field"), REFUSED, ids=[f"{n}-{field}" for n, (_, field) in enumerate(REFUSED)]
 )
-async def test_what_both_refuse_is_refused_by_the_same_words(
-    body: dict[str, Any], field: str
-) -> None:
+async def test_what_both_refuse_is_refused_by_the_same_words(body: JsonObject, field: str) -> None:
     """But for the name of a prompt in token ids."""
     with pytest.raises(InvalidRequest) as http:
         await by_http(body)
@@ -352,7 +351,7 @@ async def test_very_many_values_are_refused_before_they_are_copied(
         await generate_request(few, VALIDATOR, LIMITS)
 
 
-async def tokens(body: dict[str, Any]) -> tuple[list[int], list[int]]:
+async def tokens(body: JsonObject) -> tuple[list[int], list[int]]:
     """By HTTP and by gRPC; the first error, if both raise it."""
     http = await VALIDATOR.parsed(orjson.dumps(body), TokenizeRequest)
     sent = message_of(body, client_pb2.TokenizeRequest)
@@ -369,7 +368,7 @@ async def tokens(body: dict[str, Any]) -> tuple[list[int], list[int]]:
         {"messages": USER, "tools": [tool(parameters=SCHEMA)], "model": "m"},
     ],
 )
-async def test_tokenizing_means_the_same(body: dict[str, Any]) -> None:
+async def test_tokenizing_means_the_same(body: JsonObject) -> None:
     http, grpc = await tokens(body)
     assert http == grpc
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
 
+import httpx
 import pytest
 
 from baton.proto import worker_pb2
@@ -15,8 +15,10 @@ from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.json_values import Json
 from tests.support.metric_values import metric_value
-from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.scripted_worker import ScriptedWorker
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.timed
 DEFAULTS = RouterConfig(port=0)
 
 
-async def asked(running: Any, **fields: Any) -> tuple[Any, Any, asyncio.Task[Any]]:
+async def asked(
+    running: RunningRouter, **fields: Json
+) -> tuple[ScriptedWorker, ScriptedWorker, asyncio.Task[httpx.Response]]:
     """A request that is held at its third token; which worker has it, which has not, and its
     answer."""
     await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
@@ -39,7 +43,7 @@ async def asked(running: Any, **fields: Any) -> tuple[Any, Any, asyncio.Task[Any
     return one, other, task
 
 
-async def whole_text(running: Any) -> str:
+async def whole_text(running: RunningRouter) -> str:
     text: str = (await running.complete(seed=6, max_tokens=15)).json()["choices"][0]["text"]
     await eventually(lambda: not any(w.held for w in running.workers.values()))
     return text
@@ -64,7 +68,7 @@ async def test_requests_of_a_hung_worker_migrate_within_three_seconds(
         await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _overdue(worker: Any) -> None:
+async def _overdue(worker: ScriptedWorker) -> None:
     """As a worker tells it whose device stands still from now on."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -165,7 +169,7 @@ THREE = ("decode-0", "prefill-0", "prefill-1")
 HANDED_OVER = replace(FAST_ROUTER, placement="disaggregated")
 
 
-async def prompted(running: Any) -> asyncio.Task[Any]:
+async def prompted(running: RunningRouter) -> asyncio.Task[httpx.Response]:
     """A long prompt has come to decode-0, which says nothing before its `pause_at` is None."""
     workers, decode = running.workers, running.workers["decode-0"]
     await eventually(lambda: all(w.seen("hello") for w in workers.values()))

@@ -20,6 +20,7 @@ from baton.router.text.harmony import MAX_HEADER_CHARS, HarmonyForm, HarmonyPars
 from baton.router.text.reasoning import ReasoningForm
 from baton.runtime.grammar.matcher import compile_grammar
 from baton.runtime.grammar.vocabulary import read_vocabulary
+from tests.support.json_values import Json, JsonObject
 from tests.support.router_process import RunningRouter, StartRouter
 
 FAMILY = Path(__file__).parent / "families" / "gpt_oss.jinja"
@@ -101,7 +102,7 @@ def tokens_of(folder: Path, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-async def message_of(running: RunningRouter, folder: Path, text: str, **fields: Any) -> Any:
+async def message_of(running: RunningRouter, folder: Path, text: str, **fields: Json) -> Json:
     for worker in running.workers.values():
         worker.says = [tokens_of(folder, text)]
     answer = await running.chat(**fields)
@@ -150,7 +151,7 @@ async def test_answer_has_reasoning_content_and_calls(
 async def test_grammar_admits_reasoning_before_the_answer(
     router: StartRouter,
     harmony_model: Path,
-    fields: dict[str, Any],
+    fields: JsonObject,
     right: list[str],
     wrong: list[str],
 ) -> None:

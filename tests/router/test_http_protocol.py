@@ -7,12 +7,12 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from baton.router.http_frontend import http_protocol
 from baton.router.http_frontend.http_protocol import HEAD_BYTES, BoundedHttpProtocol
+from tests.support.json_values import Json
 from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
@@ -330,7 +330,7 @@ async def unread(router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> AsyncI
             yield running, client, lost
 
 
-def post(**fields: Any) -> bytes:
+def post(**fields: Json) -> bytes:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 50, **fields}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     return head % len(body) + body

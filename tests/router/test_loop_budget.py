@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import pytest
 
@@ -19,6 +19,9 @@ from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Log:
@@ -128,7 +131,9 @@ async def test_each_step_of_a_grpc_message_has_a_turn() -> None:
     steps: list[str] = []
 
     class Noting(LoopBudget):
-        async def run(self, _: int, work: Any, *given: Any, **named: Any) -> Any:
+        async def run(
+            self, size: int, work: Callable[P, T], *given: P.args, **named: P.kwargs
+        ) -> T:
             steps.append(work.__name__)
             return work(*given, **named)
 

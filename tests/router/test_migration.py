@@ -7,7 +7,6 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from baton.proto import worker_pb2
 from baton.runtime.config import RouterConfig
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.json_values import JsonObject
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.scripted_worker import draw
 from tests.support.waiting import eventually
@@ -59,7 +59,7 @@ async def holders_die(running: RunningRouter, then_at: int | None) -> None:
         await worker.die()
 
 
-def choices_of(reply: httpx.Response, stream: bool) -> list[dict[str, Any]]:
+def choices_of(reply: httpx.Response, stream: bool) -> list[JsonObject]:
     """Text, finish and logprobs of each choice; those of a stream are put together."""
     assert reply.status_code == 200, reply.text
     if not stream:
@@ -69,7 +69,7 @@ def choices_of(reply: httpx.Response, stream: bool) -> list[dict[str, Any]]:
         ]
     lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
     assert lines.pop() == "[DONE]"
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, JsonObject] = {}
     for piece in [piece for line in lines for piece in json.loads(line)["choices"]]:
         whole = found.setdefault(
             piece["index"], {"text": "", "finish_reason": None, "logprobs": None}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import openai
 import pytest
 
 from baton.proto import client_pb2
+from tests.support.json_values import JsonObject
 from tests.support.router_process import StartGrpcRouter, StartRouter
 
 
@@ -17,7 +16,7 @@ async def test_submit_bars_what_would_end_the_output(router: StartRouter) -> Non
         openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0) as client,
     ):
         # The scripted worker bars nothing itself: with this seed it draws no 9 in 20 tokens.
-        fields: Any = {"min_tokens": 20, "stop_token_ids": [9], "seed": 4}
+        fields: JsonObject = {"min_tokens": 20, "stop_token_ids": [9], "seed": 4}
         answer = await client.completions.create(model="tiny", prompt="the", extra_body=fields)
         assert answer.usage is not None and answer.usage.completion_tokens == 20
         fields["ignore_eos"] = True

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
 from baton.router.text.tokenizer import HfTokenizer
-from tests.support.router_process import StartRouter
+from tests.support.json_values import Json, JsonObject
+from tests.support.router_process import RunningRouter, StartRouter
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
-HINTS: dict[str, Any] = {
+HINTS: JsonObject = {
     "prompt_cache_key": "session-7",
     "prompt_cache_retention": "24h",
     "safety_identifier": "user-9",
@@ -37,7 +37,7 @@ HINTS: dict[str, Any] = {
     "a_field_of_next_year": None,
 }
 # (fields, param as the client wrote it)
-REQUESTING: list[tuple[dict[str, Any], str]] = [
+REQUESTING: list[tuple[JsonObject, str]] = [
     ({"store": True}, "store"),
     ({"verbosity": "low"}, "verbosity"),
     ({"service_tier": "flex"}, "service_tier"),
@@ -52,7 +52,7 @@ REQUESTING: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"include_obfuscation": 1}}, "stream_options."),
 ]
 # a turn as LiteLLM and LangChain send back what servers sent them
-ECHOED: dict[str, Any] = {
+ECHOED: JsonObject = {
     "role": "assistant",
     "content": [
         {"type": "text", "text": "yes", "cache_control": {"type": "ephemeral"}, "annotations": []}
@@ -73,20 +73,20 @@ ECHOED: dict[str, Any] = {
         }
     ],
 }
-REFUSAL: dict[str, Any] = {"type": "refusal", "refusal": "I do not."}
-THINKING: dict[str, Any] = {"type": "thinking", "thinking": "May I?"}
-ANSWERED: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "12:00"}
-ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
-TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "strict": None}}
-NULL: dict[str, Any] = {"a_field_of_next_year": None}
-GET_TIME: dict[str, Any] = {"name": "get_time"}
-NAMED: dict[str, Any] = {"type": "function", "function": GET_TIME}
-SCHEMA: dict[str, Any] = {"name": "a", "schema": {"type": "object", "properties": {}}}
-FORM: dict[str, Any] = {"type": "json_schema", "json_schema": SCHEMA}
-CALLED: dict[str, Any] = {"id": "call_1", "type": "function"}
+REFUSAL: JsonObject = {"type": "refusal", "refusal": "I do not."}
+THINKING: JsonObject = {"type": "thinking", "thinking": "May I?"}
+ANSWERED: JsonObject = {"role": "tool", "tool_call_id": "call_1", "content": "12:00"}
+ASKED: JsonObject = {"role": "user", "content": "hi"}
+TIME: JsonObject = {"type": "function", "function": {"name": "get_time", "strict": None}}
+NULL: JsonObject = {"a_field_of_next_year": None}
+GET_TIME: JsonObject = {"name": "get_time"}
+NAMED: JsonObject = {"type": "function", "function": GET_TIME}
+SCHEMA: JsonObject = {"name": "a", "schema": {"type": "object", "properties": {}}}
+FORM: JsonObject = {"type": "json_schema", "json_schema": SCHEMA}
+CALLED: JsonObject = {"id": "call_1", "type": "function"}
 CALLED |= {"function": {"name": "get_time", "arguments": "{}", **NULL}, **NULL}
 # each object that a request holds, with an unknown null; and where one with a value is refused
-NESTED: list[tuple[dict[str, Any], str | None]] = [
+NESTED: list[tuple[JsonObject, str | None]] = [
     ({"messages": [{**ASKED, **NULL}]}, "messages[0]"),
     ({"messages": [{"role": "system", "content": "a", **NULL}, ASKED]}, "messages[0]"),
     (
@@ -112,7 +112,7 @@ NESTED: list[tuple[dict[str, Any], str | None]] = [
 ]
 
 
-def with_value(part: Any) -> Any:
+def with_value(part: Json) -> Json:
     """The same part of a request, in which the unknown fields are not null."""
     if isinstance(part, list):
         return [with_value(each) for each in part]
@@ -121,14 +121,14 @@ def with_value(part: Any) -> Any:
     return {name: 1 if name in NULL else with_value(each) for name, each in part.items()}
 
 
-async def says(running: Any, folder: Path, text: str) -> None:
+async def says(running: RunningRouter, folder: Path, text: str) -> None:
     """The text of the next answer."""
     tokenizer = HfTokenizer(folder / "tokenizer.json")
     running.workers["decode-0"].says = [await tokenizer.encode(text, add_special_tokens=False)]
     await tokenizer.close()
 
 
-def body_of(route: str, **fields: Any) -> dict[str, Any]:
+def body_of(route: str, **fields: Json) -> JsonObject:
     start = {"messages": [ASKED]} if route == CHAT else {"prompt": "the quick"}
     return {"model": "tiny", "max_tokens": 1, **start, **fields}
 
@@ -151,7 +151,7 @@ async def test_neutral_values_and_hints_are_accepted(router: StartRouter, route:
 @pytest.mark.parametrize("route", [CHAT, COMPLETE])
 @pytest.mark.parametrize(("fields", "param"), REQUESTING)
 async def test_requests_for_unserved_features_are_refused(
-    router: StartRouter, route: str, fields: dict[str, Any], param: str
+    router: StartRouter, route: str, fields: JsonObject, param: str
 ) -> None:
     async with router() as running:
         reply = await running.http.post(route, json=body_of(route, **fields))
@@ -202,7 +202,7 @@ async def test_unknown_fields_of_other_messages_are_refused(router: StartRouter)
 
 @pytest.mark.parametrize(("fields", "place"), NESTED)
 async def test_unknown_nulls_are_ignored_in_every_object(
-    router: StartRouter, tool_model: Callable[..., Path], fields: dict[str, Any], place: str | None
+    router: StartRouter, tool_model: Callable[..., Path], fields: JsonObject, place: str | None
 ) -> None:
     async with router(tool_model("hermes")) as running:
         reply = await running.chat(max_tokens=1, **fields)
@@ -227,8 +227,8 @@ async def test_calls_from_our_own_stream_can_be_sent_back(
         await says(
             running, folder, '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
         )
-        fields: dict[str, Any] = {"model": "tiny", "tools": [TIME]}
-        collected: dict[int, dict[str, Any]] = {}
+        fields: JsonObject = {"model": "tiny", "tools": [TIME]}
+        collected: dict[int, JsonObject] = {}
         async for chunk in await client.chat.completions.create(
             messages=[ASKED],
             stream=True,
@@ -237,9 +237,17 @@ async def test_calls_from_our_own_stream_can_be_sent_back(
             for call in chunk.choices[0].delta.tool_calls or ():
                 into = collected.setdefault(call.index, call.model_dump())
                 into["function"]["arguments"] = call.function.arguments
-        turn: Any = {"role": "assistant", "content": None, "tool_calls": [*collected.values()]}
-        answer: Any = {"role": "tool", "tool_call_id": collected[0]["id"], "content": "12:00"}
+        turn: JsonObject = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [*collected.values()],
+        }
+        answer: JsonObject = {
+            "role": "tool",
+            "tool_call_id": collected[0]["id"],
+            "content": "12:00",
+        }
         await says(running, folder, "noon")
-        messages: Any = [ASKED, turn, answer]
+        messages: Json = [ASKED, turn, answer]
         reply = await client.chat.completions.create(messages=messages, **fields)
         assert reply.choices[0].message.content == "noon"

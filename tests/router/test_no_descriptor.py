@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -70,8 +69,8 @@ async def test_as_many_connections_wait_as_the_setting_says(
     """asyncio makes a listener's queue as long as what it takes in a turn."""
     true_bind, listeners = server.bind, list[socket.socket]()
 
-    def bind(*given: Any) -> socket.socket:
-        listeners.append(true_bind(*given))
+    def bind(host: str, port: int, backlog: int) -> socket.socket:
+        listeners.append(true_bind(host, port, backlog))
         return listeners[0]
 
     monkeypatch.setattr("baton.router.server.bind", bind)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.router.answers.objectives import Scorekeeper, judged
+from baton.router.answers.objectives import PREFILLED, QUEUED, Scorekeeper, judged
 from baton.runtime import metrics
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.exposition import standard_names
 from baton.runtime.exposition.genai import RequestTimes
-from baton.runtime.telemetry.timeline import Phase
-from tests.support.router_process import FAST_ROUTER, StartRouter
+from baton.runtime.telemetry.timeline import NAMES, Phase
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
 
 SLO = SloConfig(ttft_s=1.0, itl_s=0.1)
+MESSAGES = {"connect", "open"}
+AFTER_FIRST_TOKEN = {"fetch", "verify", "decode queue", "step", "decode"}
 LABELS = {"gen_ai_provider_name": "baton", "gen_ai_request_model": "tiny"}
 
 
@@ -56,13 +58,20 @@ def test_only_met_objectives_count_tokens_as_goodput() -> None:
     assert value("baton_objective_requests_total", outcome="failed") == failed + 1
 
 
+def test_each_phase_of_a_worker_belongs_to_one_part() -> None:
+    parts = [QUEUED & set(NAMES.values()), PREFILLED, MESSAGES, AFTER_FIRST_TOKEN, {NAMES[0]}]
+    assert sorted(name for part in parts for name in part) == sorted(NAMES.values())
+
+
 def test_the_parts_of_a_request_are_observed() -> None:
     names = [
         f"baton_request_{part}_seconds" for part in ("queue", "prefill", "decode", "inference")
     ]
     before = [value(f"{name}_sum") for name in names]
     phases = [
-        Phase("place", 0.25),
+        Phase("place", 0.125),
+        Phase("lost attempt", 0.0625),
+        Phase("lost handoff", 0.0625),
         Phase("send", 9.0),  # a message's way: in no part
         Phase("credit wait", 0.25),
         Phase("prefill queue", 0.5),
@@ -107,12 +116,12 @@ async def test_a_request_is_observed_once_by_each_name(router: StartRouter) -> N
         assert counts() == before  # a refused request has no latency
 
 
-async def families(running: Any) -> dict[str, Any]:
+async def families(running: RunningRouter) -> dict[str, Metric]:
     text = (await running.http.get("/metrics")).text
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def by_label(family: Any, label: str) -> dict[str, float]:
+def by_label(family: Metric, label: str) -> dict[str, float]:
     return {s.labels[label]: s.value for s in family.samples if label in s.labels}
 
 

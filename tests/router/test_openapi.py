@@ -17,6 +17,7 @@ from baton.router.http_frontend.openapi import openapi_document
 from baton.router.http_frontend.routes import GENERATION_PATHS, ROUTES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
 from baton.runtime.config import OpenApi, RouterConfig
+from tests.support.json_values import JsonObject
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 CHECKS = [
@@ -113,7 +114,7 @@ def ask_all(url: str, cases: int) -> Counter[int]:
             ),
             suited=st.booleans(),
         )
-        def ask(case: Any, suited: bool) -> None:
+        def ask(case: schemathesis.Case[Any], suited: bool) -> None:
             if isinstance(case.body, dict):
                 case.body = bounded(case.body, suited)
                 if case.operation.path in GENERATION_PATHS and case.body.get("max_tokens") is None:
@@ -127,7 +128,7 @@ def ask_all(url: str, cases: int) -> Counter[int]:
     return statuses
 
 
-def bounded(body: dict[str, Any], suited: bool) -> dict[str, Any]:
+def bounded(body: JsonObject, suited: bool) -> JsonObject:
     """A body whose answer is short; a suited one keeps also the bounds that depend on the model
     and between fields."""
     kept = dict(body)

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_view import KvFormat
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
-from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
+from tests.support.placement_scene import NEED, SHAPE, Seen, changed, place, placed, view
 
 SLOW = 0.02  # GB/s
 D0, D1, P0, P1 = view("decode-0"), view("decode-1"), view("prefill-0"), view("prefill-1")
@@ -153,10 +152,10 @@ def test_costs_are_compared_with_the_best_candidate() -> None:
         ({"hinted": (40, 0)}, False),  # by other routers
     ],
 )
-def test_a_queue_counts_beside_the_delay_of_streams(streams: dict[str, Any], local: bool) -> None:
+def test_a_queue_counts_beside_the_delay_of_streams(streams: dict[str, int], local: bool) -> None:
     """A wait of 0.6 s there, or so many streams that wait for it here."""
     queued = replace(P0, queued_tokens=10_000, running=8)
-    found = placed(place(LONG, [replace(D0, **streams), queued], "auto"))
+    found = placed(place(LONG, [changed(D0, **streams), queued], "auto"))
     assert (found.local, found.reason) == (local, "cheaper")
 
 
@@ -230,8 +229,8 @@ HERE, RACK, ZONE = "a/r1/h1", "a/r1/h2", "a/r2/h3"
 APART = WorkerCosts(PRIOR, byte_s=(1e-11, 1e-10, 2e-9, 2e-9, 2e-9))
 
 
-def at(worker: Seen, topology: str, **fields: Any) -> Seen:
-    return replace(worker, topology=topology, costs=APART, **fields)
+def at(worker: Seen, topology: str, **fields: object) -> Seen:
+    return changed(worker, topology=topology, costs=APART, **fields)
 
 
 def test_nearer_prefill_workers_come_first() -> None:
@@ -348,8 +347,8 @@ def test_a_prefill_worker_may_be_the_source_of_another() -> None:
     "unfit",
     [{"draining": True}, {"passed_over": True}, {"kv_format": KvFormat("g", "float32", 16)}],
 )
-def test_a_worker_that_cannot_be_read_is_no_source(unfit: dict[str, Any]) -> None:
-    holder = replace(D1, held_blocks=60, running=99, **unfit)
+def test_a_worker_that_cannot_be_read_is_no_source(unfit: dict[str, bool]) -> None:
+    holder = changed(D1, held_blocks=60, running=99, **unfit)
     assert placed(place(NEED, [D0, holder, P0], "disaggregated")).source is None
 
 
@@ -377,7 +376,7 @@ NARROW = KvFormat("f", "int8 of float32", 16)
 
 def test_a_prefill_worker_of_a_bridged_dtype_is_a_candidate() -> None:
     pool = {"kv_format": NARROW, "total_blocks": 3000, "free_blocks": 3000}
-    decode, narrow = replace(D0, **pool), replace(P1, **pool)
+    decode, narrow = changed(D0, **pool), changed(P1, **pool)
     plain = replace(P0, total_blocks=3000)
     found = placed(place(LONG, [decode, plain], "auto"))
     assert found.candidates == (plain,) and not found.local

@@ -4,7 +4,6 @@ prompt costs the streams of a decode worker."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -89,7 +88,7 @@ def test_price_is_sum_of_parts_on_prefill_workers(
         ({"waiting": 1, "queued_tokens": 40_000}, False),
     ],
 )
-def test_long_prompt_goes_to_idle_decode_worker(streams: dict[str, Any], local: bool) -> None:
+def test_long_prompt_goes_to_idle_decode_worker(streams: dict[str, int], local: bool) -> None:
     """Three seconds there, or 24 behind the prompts of the prefill worker."""
     long_need = replace(NEED, tokens=40_000, most_tokens=40_100)
     pool = {"free_blocks": 10_000, "total_blocks": 10_000}

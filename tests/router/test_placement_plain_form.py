@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -250,7 +250,7 @@ APART = WorkerCosts(PRIOR, byte_s=(1e-11, 5e-11, 2e-10, 2e-8, 1e-6))
 PLACES = ["", "a/r1/h1", "a/r1/h1", "a/r1/h2", "a/r2/h3", "b/r3/h4"]
 
 
-def views(blocks: int, most: int) -> Any:
+def views(blocks: int, most: int) -> st.SearchStrategy[list[Seen]]:
     """Workers of two shapes and three sizes, many of them alike."""
     shapes = st.sampled_from(
         [SHAPE, SHAPE, SHAPE, KvFormat("g", "float32", 16), KvFormat("f", "float32", 4)]

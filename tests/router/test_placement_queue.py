@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Protocol, cast
 
 import pytest
 
+from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.placement_queue import (
     AT_ONCE,
     RETRY_S,
@@ -16,7 +17,9 @@ from baton.router.dispatch.placement_queue import (
     TOKENS_AT_ONCE,
     PlacementQueue,
 )
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.dispatch.submitter import Submitter
+from baton.router.fleet.unplaced_requests import UnplacedRequests
+from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.errors import (
     BatonError,
     DeadlineExceeded,
@@ -30,6 +33,10 @@ NOBODY = Unavailable("nobody is there")
 LINK = object()  # of the worker that took an attempt
 
 
+class Named(Protocol):
+    name: str
+
+
 @dataclass
 class Fakes:
     """A placer that takes those that there is `space` for, once it is `known`; else `error`."""
@@ -40,13 +47,13 @@ class Fakes:
     tried: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
     refuses: set[str] = field(default_factory=set)
-    unplaced: Unplaced = field(default_factory=Unplaced)
+    unplaced: UnplacedRequests = field(default_factory=UnplacedRequests)
 
     def room(self) -> int:
         self.looks += 1
         return self.space
 
-    def try_place(self, waiting_attempt: Any) -> object:
+    def try_place(self, waiting_attempt: Named) -> object:
         self.tried.append(waiting_attempt.name)
         if not self.space or waiting_attempt.name in self.refuses:
             return self.error
@@ -55,17 +62,20 @@ class Fakes:
         return LINK
 
 
-def waiting_attempt(name: str, within_s: float = 60.0, attempt: int = 1, length: int = 9) -> Any:
+def waiting_attempt(
+    name: str, within_s: float = 60.0, attempt: int = 1, length: int = 9
+) -> Attempt:
     deadline_s = asyncio.get_running_loop().time() + within_s
     active_request = SimpleNamespace(over=False, error=None, deadline_s=deadline_s)
-    return SimpleNamespace(name=name, active_request=active_request, attempt=attempt, length=length)
+    made = SimpleNamespace(name=name, active_request=active_request, attempt=attempt, length=length)
+    return cast(Attempt, made)
 
 
 def line_of(fakes: Fakes) -> PlacementQueue:
-    return PlacementQueue(cast(Any, fakes), fakes.unplaced)
+    return PlacementQueue(cast(Submitter, fakes), fakes.unplaced)
 
 
-async def wait_all(tasks: list[asyncio.Task[Any]]) -> None:
+async def wait_all(tasks: list[asyncio.Task[WorkerLink]]) -> None:
     async with asyncio.timeout(10):
         await asyncio.gather(*tasks)
 

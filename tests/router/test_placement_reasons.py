@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from prometheus_client import Counter
 
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.retry_policy import _reason as migration_reason
@@ -27,6 +27,7 @@ from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
+from tests.support.json_values import JsonObject
 from tests.support.metric_values import metric_value
 from tests.support.placement_scene import NEED, Seen, place, placed, view
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
@@ -106,8 +107,8 @@ async def test_a_migration_counts_why_the_worker_was_left() -> None:
     assert metric_value(metrics.MIGRATIONS.labels("overloaded")) == full + 1
 
 
-def known(counter: Any, label: str) -> set[str]:
-    return {sample.labels[label] for sample in counter.collect()[0].samples}
+def known(counter: Counter, label: str) -> set[str]:
+    return {sample.labels[label] for sample in next(iter(counter.collect())).samples}
 
 
 def classes(root: type[errors.BatonError] = errors.BatonError) -> list[type[errors.BatonError]]:
@@ -248,7 +249,7 @@ async def test_explain_names_the_obstacle_of_a_worker(router: StartRouter) -> No
     config = replace(FAST_ROUTER, placement="disaggregated")
     async with router(workers=("decode-0", "prefill-0"), config=config) as running:
         running.workers["prefill-0"].draining = True
-        found: dict[str, Any] = {}
+        found: JsonObject = {}
 
         async def left() -> bool:
             body = {"model": "tiny", **LONG}
@@ -283,7 +284,7 @@ async def test_explain_names_a_worker_in_its_slow_start(
 
 async def local_s(running: RunningRouter, waiting: int) -> float:
     """Return the cost of a local prefill, once so many requests are reported to wait."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
 
     async def reported() -> bool:
         body = {"model": "tiny", **LONG}

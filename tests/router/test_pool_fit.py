@@ -33,6 +33,7 @@ from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
+from tests.support.json_values import Json
 
 SIZE = 4
 
@@ -199,11 +200,14 @@ def test_a_prefill_worker_too_small_for_a_prompt_is_passed_over() -> None:
     assert alone.local and not alone.candidates
 
 
-def unlike(scene: Any) -> None:
+def unlike(scene: DispatchScene) -> None:
     """decode-0 has 32 tokens of room, decode-1 has 1600."""
     sizes = {"decode-0": 2, "decode-1": 100}
     views = scene.fleet.views
-    scene.fleet.views = lambda: [replace(e, total_blocks=sizes[e.worker_id]) for e in views()]
+    # the fleet of this scene alone shows other sizes
+    scene.fleet.views = lambda: [  # type: ignore[method-assign]
+        replace(each, total_blocks=sizes[each.worker_id]) for each in views()
+    ]
 
 
 @on_virtual_time
@@ -268,7 +272,7 @@ TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}
 VALIDATOR = Validator("m", ByteTokenizer(), TEMPLATE, frozenset({7}), max_choices=4)
 
 
-async def length(limits: ContextLimits, **fields: Any) -> int:
+async def length(limits: ContextLimits, **fields: Json) -> int:
     """Of the output of a completion of 20 tokens."""
     body = orjson.dumps({"model": "m", "prompt": [1] * 20, **fields})
     made = await VALIDATOR.completion(await VALIDATOR.parsed(body, CompletionRequest), limits)

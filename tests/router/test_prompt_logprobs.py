@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import openai
 import pytest
 
 from baton.proto import client_pb2
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
+from tests.support.json_values import Json, JsonObject
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, StartRouter
 from tests.support.waiting import eventually
 
 COMPLETE = "/v1/completions"
 
 
-def client_of(running: Any) -> openai.AsyncOpenAI:
+def client_of(running: RunningRouter) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=0)
 
 
-def events(body: str) -> list[Any]:
+def events(body: str) -> list[Json]:
     found = [line[6:] for line in body.splitlines() if line.startswith("data: ")]
     assert found[-1] == "[DONE]"
     return [json.loads(line) for line in found[:-1]]
@@ -31,10 +31,16 @@ async def test_echo_with_logprobs_as_evaluations_ask_for_it(router: StartRouter)
     """The harness sends token ids, `max_tokens` 0 or 1, and reads the echo's numbers."""
     prompt = [40, 50, 60, 70]
     async with router() as running, client_of(running) as client:
-        asked: Any = {"model": "tiny", "prompt": [prompt], "echo": True, "logprobs": 2, "seed": 1}
+        asked: Json = {
+            "model": "tiny",
+            "prompt": [prompt],
+            "echo": True,
+            "logprobs": 2,
+            "seed": 1,
+        }
         answer = await client.completions.create(**asked, max_tokens=0)
         (choice,) = answer.choices
-        scores: Any = choice.logprobs
+        scores: Json = choice.logprobs
         assert scores.token_logprobs == [None, -50.5, -60.5, -70.5]
         assert scores.top_logprobs[0] is None
         assert [len(top) for top in scores.top_logprobs[1:]] == [3, 3, 3]
@@ -46,7 +52,7 @@ async def test_echo_with_logprobs_as_evaluations_ask_for_it(router: StartRouter)
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 0)
         more = (await client.completions.create(**asked, max_tokens=1)).choices[0]
         assert more.text.startswith(choice.text) and len(more.text) > len(choice.text)
-        found: Any = more.logprobs
+        found: Json = more.logprobs
         assert found.token_logprobs == [None, -50.5, -60.5, -70.5, -0.5]
         assert found.text_offset == [*scores.text_offset, len(choice.text)]
 
@@ -103,7 +109,7 @@ async def test_max_tokens_0_needs_something_to_tell(router: StartRouter) -> None
     ],
 )
 async def test_what_costs_too_much_is_refused(
-    router: StartRouter, fields: dict[str, Any], param: str
+    router: StartRouter, fields: Json, param: str
 ) -> None:
     async with router() as running:
         reply = await running.complete(**fields)
@@ -137,13 +143,19 @@ async def test_scores_are_asked_for_once(router: StartRouter) -> None:
 
 
 async def test_several_prompts_have_numbered_choices(router: StartRouter) -> None:
-    prompts: Any = ["the quick", "a lazy dog", "warm sun"]
+    prompts = ["the quick", "a lazy dog", "warm sun"]
     async with router() as running, client_of(running) as client:
         alone = [
             await client.completions.create(model="tiny", prompt=p, seed=6, n=2, max_tokens=4)
             for p in prompts
         ]
-        fields: Any = {"model": "tiny", "prompt": prompts, "seed": 6, "n": 2, "max_tokens": 4}
+        fields: Json = {
+            "model": "tiny",
+            "prompt": prompts,
+            "seed": 6,
+            "n": 2,
+            "max_tokens": 4,
+        }
         together = await client.completions.create(**fields)
         assert [choice.index for choice in together.choices] == [*range(6)]
         texts = [choice.text for answer in alone for choice in answer.choices]
@@ -151,7 +163,7 @@ async def test_several_prompts_have_numbered_choices(router: StartRouter) -> Non
         assert together.usage is not None and together.usage.completion_tokens == 24
         assert together.usage.prompt_tokens == sum(a.usage.prompt_tokens for a in alone if a.usage)
         found = [""] * 6
-        options: Any = {"include_usage": True}
+        options: Json = {"include_usage": True}
         async for chunk in await client.completions.create(
             **fields, stream=True, stream_options=options
         ):
@@ -184,7 +196,12 @@ async def test_prompts_have_a_ticket_each(router: StartRouter) -> None:
 @pytest.mark.parametrize("route", [COMPLETE, "/v1/chat/completions"])
 async def test_usage_and_token_ids_in_each_chunk(router: StartRouter, route: str) -> None:
     async with router() as running:
-        body: Any = {"model": "tiny", "max_tokens": 5, "stream": True, "return_token_ids": True}
+        body: JsonObject = {
+            "model": "tiny",
+            "max_tokens": 5,
+            "stream": True,
+            "return_token_ids": True,
+        }
         body |= (
             {"prompt": "a"}
             if route == COMPLETE

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from baton.router.text.reasoning import AnswerReasoning, ReasoningForm
 from baton.router.text.tokenizer import HfTokenizer
+from tests.support.json_values import Json, JsonObject
 from tests.support.router_process import RunningRouter, StartRouter
 
 FORM = ReasoningForm("<think>", "</think>", 1, 2)
@@ -95,7 +95,7 @@ async def says(running: RunningRouter, folder: Path, text: str) -> None:
         worker.says = [tokens]
 
 
-async def streamed(running: RunningRouter, **fields: Any) -> tuple[str, str]:
+async def streamed(running: RunningRouter, **fields: Json) -> tuple[str, str]:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     reasoning = content = ""
     async with running.http.stream("POST", "/v1/chat/completions", json=body | fields) as answer:
@@ -164,7 +164,7 @@ async def test_marks_in_a_message_open_no_reasoning(
 async def test_a_grammar_begins_after_the_reasoning(
     router: StartRouter,
     thinking_model: Callable[..., Path],
-    variables: dict[str, Any],
+    variables: JsonObject,
     opened: bool,
 ) -> None:
     folder = thinking_model()

@@ -47,11 +47,25 @@ async def test_a_prompt_counts_once_its_kv_is_there() -> None:
 
 
 @on_virtual_time
-async def test_a_request_of_one_token_counts_at_its_end() -> None:
+async def test_a_choice_of_one_token_tells_of_no_handoff() -> None:
+    """Its decode worker needs none of the KV: that of another choice counts."""
     scene = DispatchScene("decode-0", "prefill-0", placement="disaggregated")
     await scene.start()
     scene.give(output(0, end=worker_pb2.LENGTH))
+    assert counts(scene) == {}
+    await scene.start(choices=2)
+    scene.give(output(0, end=worker_pb2.STOP), output(0, choice=1))
+    assert counts(scene) == {}
+    scene.give(output(1, choice=1))
     assert counts(scene) == {"moved": 1}
+
+
+@on_virtual_time
+async def test_a_local_prompt_of_one_token_counts_at_its_end() -> None:
+    scene = DispatchScene("decode-0", "prefill-0", placement="local")
+    await scene.start()
+    scene.give(output(0, end=worker_pb2.LENGTH))
+    assert counts(scene) == {"configured": 1}
 
 
 @on_virtual_time

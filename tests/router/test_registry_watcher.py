@@ -6,10 +6,10 @@ import asyncio
 import errno
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from baton.router.fleet.registry_watcher import ANSWER_WAIT_S, RegistryWatcher
 from baton.runtime import metrics
@@ -22,7 +22,7 @@ ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2",
 LOOKS = 5
 
 
-async def looked(watcher: RegistryWatcher, times: int = LOOKS) -> list[Any]:
+async def looked(watcher: RegistryWatcher, times: int = LOOKS) -> list[EventDict]:
     """What was logged."""
     with capture_logs() as logs:
         for _ in range(times):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from opentelemetry.context import Context
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from baton.proto import worker_pb2
 from baton.router.answers import request_handler
 from baton.router.answers.request_handler import Arrival, RequestHandler, RequestServices
+from baton.router.requests.admission import Admission
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import metrics
@@ -41,7 +42,7 @@ async def test_the_time_between_tokens_is_that_of_one_choice(
         prompt=(5, 6, 7), sampling=worker_pb2.Sampling(seed=1), max_tokens=9, choices=2
     )
     tokenizer = HfTokenizer(model_folder / "tokenizer.json")
-    serving = RequestServices(scene.dispatcher, cast(Any, None), tokenizer)
+    serving = RequestServices(scene.dispatcher, cast(Admission, None), tokenizer)
     deadline_s = asyncio.get_running_loop().time() + 3600
     made = RequestHandler(serving, request, "r", Arrival(99.0, deadline_s, Context()))
     await made.begin()

@@ -73,7 +73,7 @@ async def test_counts_of_spans_are_numbers_of_their_kind(monkeypatch: pytest.Mon
     """Blocks of a fetch, tokens of a chunk."""
     trace = await traced()
     trace.path.mark("chunk", trace.path.at_s + 1.0, 150, "prefill-0")
-    spans: dict[str, dict[str, Any]] = {}
+    spans: dict[str, dict[str, object]] = {}
     monkeypatch.setattr(
         trace_spans.tracing, "record", lambda name, *_, **more: spans.update({name: more})
     )

@@ -6,20 +6,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from baton.proto import client_pb2
+from baton.proto import client_pb2, client_pb2_grpc
 from baton.router.fleet.fleet import INDEX_NOT_REBUILT
 from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
 from tests.support.machine_speed import slowness
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, StartRouter
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.waiting import eventually
 
@@ -31,7 +30,9 @@ PROMPT = "the quick brown fox jumps over the lazy dog and the cat sleeps in the 
 Ask = Callable[..., Awaitable[str]]
 
 
-async def by_http(running: Any, stub: Any, within_s: float = 60) -> str:
+async def by_http(
+    running: RunningRouter, stub: client_pb2_grpc.InferenceStub, within_s: float = 60
+) -> str:
     reply = await running.http.post(
         "/v1/completions",
         json={"model": "tiny", "prompt": PROMPT, "max_tokens": 2},
@@ -40,7 +41,9 @@ async def by_http(running: Any, stub: Any, within_s: float = 60) -> str:
     return {200: "answered", 504: "late"}.get(reply.status_code, reply.text)
 
 
-async def by_grpc(running: Any, stub: Any, within_s: float = 60) -> str:
+async def by_grpc(
+    running: RunningRouter, stub: client_pb2_grpc.InferenceStub, within_s: float = 60
+) -> str:
     asked = client_pb2.GenerateRequest(model="tiny", prompt=PROMPT, max_tokens=2)
     try:
         async for _ in stub.Generate(asked, timeout=within_s):
@@ -54,11 +57,11 @@ async def by_grpc(running: Any, stub: Any, within_s: float = 60) -> str:
 both_ways = pytest.mark.parametrize("ask", [by_http, by_grpc])
 
 
-async def ready(running: Any) -> bool:
+async def ready(running: RunningRouter) -> bool:
     return bool((await running.http.get("/readyz")).status_code == 200)
 
 
-async def blocks_of_the_prompt(running: Any) -> list[bytes]:
+async def blocks_of_the_prompt(running: RunningRouter) -> list[bytes]:
     tokens = (await running.http.post("/tokenize", json={"prompt": PROMPT})).json()["tokens"]
     parent = root(KEY, "f" * 32, "float32", salt=tenant_salt(KEY, b"", b""))
     held: list[bytes] = chain(KEY, parent, tokens, 16)

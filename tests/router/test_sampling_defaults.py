@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 import pytest
 
@@ -12,6 +10,7 @@ from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.sampling_defaults import OPENAI, SamplingDefaults, sampling_defaults
 from baton.router.requests.validator import Validator
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
 
 
 def test_a_file_that_says_nothing_leaves_openais() -> None:
@@ -47,9 +46,7 @@ def test_what_cannot_be_is_named_with_the_remedy(field: str, value: float | str)
     ("asked", "wanted"),
     [({}, (0.5, 7)), ({"temperature": 0}, (0.0, 7)), ({"top_k": -1}, (0.5, 0))],
 )
-async def test_a_request_that_says_so_wins(
-    asked: dict[str, Any], wanted: tuple[float, int]
-) -> None:
+async def test_a_request_that_says_so_wins(asked: JsonObject, wanted: tuple[float, int]) -> None:
     class Tokens:
         vocab_size, longest_token_bytes = 256, 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.models.embedded import embedded_model
@@ -12,6 +10,7 @@ from baton.runtime.errors import InvalidRequest
 from baton.runtime.grammar.grammar_text import json_schema_grammar
 from baton.runtime.grammar.matcher import compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary, read_vocabulary
+from tests.support.json_values import JsonObject
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def vocabulary() -> Vocabulary:
     ],
 )
 def test_fault_is_found_behind_valid_keywords(
-    vocabulary: Vocabulary, faulty: dict[str, Any], keyword: str
+    vocabulary: Vocabulary, faulty: JsonObject, keyword: str
 ) -> None:
     valid = {"type": "string", "pattern": "a+", "minLength": 1}
     schema = {"properties": {"valid": valid, "list": {"items": faulty}}}

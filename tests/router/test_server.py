@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_urls() -> None:
         assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def serve(folder: Path, ready: Any = None) -> None:
+async def serve(folder: Path, ready: Callable[[str], None] | None = None) -> None:
     await serve_router(
         replace(Config(), router=RouterConfig(port=0)),
         model_folder=folder,
@@ -87,7 +87,7 @@ async def test_a_broken_tokenizer_is_the_models_error(model_folder: Path, tmp_pa
 async def test_cancelling_frees_the_port(model_folder: Path) -> None:
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(model_folder, url.set_result))
-    waited: set[asyncio.Future[Any]] = {serving, url}
+    waited: set[asyncio.Future[None] | asyncio.Future[str]] = {serving, url}
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED, timeout=30)
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):

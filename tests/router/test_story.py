@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime.identity import chain, cluster_key, root
-from tests.support.router_process import StartRouter
+from tests.support.json_values import Json
+from tests.support.router_process import RunningRouter, StartRouter
 from tests.support.scripted_worker import draw
 from tests.support.waiting import eventually
 
@@ -16,7 +17,13 @@ KEY = cluster_key("a secret of the test")
 
 
 async def expected_text(
-    folder: Path, draw: Any, prompt: list[int], seed: int, choice: int, count: int, vocab: int
+    folder: Path,
+    draw: Callable[[list[int], int, int, int], int],
+    prompt: list[int],
+    seed: int,
+    choice: int,
+    count: int,
+    vocab: int,
 ) -> str:
     tokenizer = HfTokenizer(folder / "tokenizer.json")
     tokens: list[int] = []
@@ -26,13 +33,13 @@ async def expected_text(
     return tokenizer.decode(tokens)
 
 
-def events(body: str) -> list[Any]:
+def events(body: str) -> list[Json]:
     found = [line[6:] for line in body.splitlines() if line.startswith("data: ")]
     assert found[-1] == "[DONE]"
     return [json.loads(line) for line in found[:-1]]
 
 
-async def prompt_of(running: Any, **body: Any) -> list[int]:
+async def prompt_of(running: RunningRouter, **body: Json) -> list[int]:
     reply = await running.http.post("/tokenize", json=body)
     assert reply.status_code == 200, reply.text
     tokens: list[int] = reply.json()["tokens"]

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,9 +20,10 @@ from baton.router.grammars.grammar_validator import GrammarValidator, Vocabulary
 from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from baton.runtime.grammar.matcher import GrammarMatcher, compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary, read_vocabulary
+from tests.support.json_values import JsonObject
 from tests.support.router_process import RunningRouter, StartRouter
 
-SCHEMA: dict[str, Any] = {
+SCHEMA: JsonObject = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}},
     "required": ["city", "n"],
@@ -87,7 +87,7 @@ def takes(matcher: GrammarMatcher, folder: Path, text: str) -> bool:
     ],
 )
 async def test_a_constraint_reaches_the_worker_as_a_grammar(
-    router: StartRouter, model_folder: Path, fields: dict[str, Any], right: str, wrong: str
+    router: StartRouter, model_folder: Path, fields: JsonObject, right: str, wrong: str
 ) -> None:
     async with router() as running:
         for ask in (running.chat, running.complete):
@@ -128,7 +128,7 @@ async def test_a_constraint_reaches_the_worker_as_a_grammar(
 async def test_tools_constrain_the_answer_to_calls(
     router: StartRouter,
     tool_model: Callable[..., Path],
-    fields: dict[str, Any],
+    fields: JsonObject,
     right: str,
     wrong: str,
 ) -> None:
@@ -229,7 +229,7 @@ async def test_the_text_format_and_auto_constrain_nothing(
     ],
 )
 async def test_a_bad_constraint_is_refused_by_name(
-    router: StartRouter, fields: dict[str, Any], param: str, words: str
+    router: StartRouter, fields: JsonObject, param: str, words: str
 ) -> None:
     async with router() as running:
         for _ in range(2):  # validated, then from the kept answers

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from baton.router.fleet import fleet
 from baton.router.fleet.radix_index import Holders
+from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime.errors import Overloaded
 from baton.runtime.identity import chain
 from baton.runtime.links import LinkClosed
@@ -32,7 +32,7 @@ async def test_a_prompt_is_hashed_once_and_only_with_a_worker(
         hashed.append(len(tokens))
         return chain(key, parent, tokens, block_size)
 
-    def look(self: fleet.Fleet) -> Any:
+    def look(self: fleet.Fleet) -> list[WorkerView]:
         tries.append(1)
         return views(self)
 
@@ -75,7 +75,9 @@ async def test_what_was_hashed_is_kept_until_it_is_placed(monkeypatch: pytest.Mo
     seen: list[dict[str, list[bytes]]] = []
     send = scene.link().send
 
-    def note(tokens: Any, salt: bytes, known: dict[str, list[bytes]]) -> Any:
+    def note(
+        tokens: Sequence[int], salt: bytes, known: dict[str, list[bytes]]
+    ) -> Callable[[KvFormat], Holders]:
         seen.append(dict(known))
         known["a shape"] = [b"an identity"]
         return lambda shape: Holders()

@@ -6,13 +6,16 @@ set in which scope, what counts as iterable, how numbers and objects are printed
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.errors import InvalidRequest
+from tests.support.json_values import Json, JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -22,7 +25,7 @@ FAMILIES = {
     for path in sorted((Path(__file__).parent / "families").glob("*.jinja"))
 }
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-Message = dict[str, Any]
+Message = JsonObject
 
 
 def call(name: str, arguments: Message, number: int = 0) -> Message:
@@ -30,7 +33,7 @@ def call(name: str, arguments: Message, number: int = 0) -> Message:
     return {"id": f"call0000{number}", "type": "function", "function": function}
 
 
-def tool(name: str, properties: Message, **more: Any) -> Message:
+def tool(name: str, properties: Message, **more: Json) -> Message:
     parameters = {"type": "object", "properties": properties, "required": [*properties][:1]}
     function = {"name": name, "description": f"Does {name} & <more>, é", "parameters": parameters}
     return {"type": "function", "function": {**function, **more}}
@@ -96,14 +99,15 @@ def reference(model_folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
-def rendered(render: Any) -> str | None:
+def rendered(render: Callable[[], object]) -> str | None:
     """What a chat becomes; None where the template cannot take it."""
     try:
-        text: str = render()
+        text = render()
     except Exception as error:
         # each of the two implementations raises classes of its own
         assert not isinstance(error, AssertionError)
         return None
+    assert isinstance(text, str)
     return text
 
 
@@ -115,15 +119,14 @@ def test_family_renders_as_in_transformers(reference: PreTrainedTokenizerFast, f
         for tools in (None, TOOLS):
             for variables in VARIABLES:
                 expected = rendered(
-                    lambda chat=chat, tools=tools, variables=variables: (
-                        reference.apply_chat_template(
-                            chat,
-                            tools=tools,
-                            chat_template=FAMILIES[family],
-                            tokenize=False,
-                            add_generation_prompt=True,
-                            **variables,
-                        )
+                    partial(
+                        reference.apply_chat_template,
+                        chat,
+                        tools=tools,
+                        chat_template=FAMILIES[family],
+                        tokenize=False,
+                        add_generation_prompt=True,
+                        **variables,
                     )
                 )
                 if expected is None:

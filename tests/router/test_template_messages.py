@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.router.requests.chat_prompt import plain_messages, plain_tools
 from baton.router.requests.openai_schema import Message, Tool
 from baton.runtime.errors import InvalidRequest
+from tests.support.json_values import Json, JsonObject
 
 
-def call(identity: str = "1", arguments: str = "{}") -> dict[str, Any]:
+def call(identity: str = "1", arguments: str = "{}") -> JsonObject:
     return {
         "id": identity,
         "type": "function",
@@ -19,7 +18,7 @@ def call(identity: str = "1", arguments: str = "{}") -> dict[str, Any]:
     }
 
 
-def messages(*given: dict[str, Any]) -> list[Message]:
+def messages(*given: JsonObject) -> list[Message]:
     return [Message.model_validate(each) for each in given]
 
 
@@ -45,7 +44,7 @@ def test_no_arguments(text: str) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": None, "tool_calls": []}])
-def test_an_answer_without_text_may_be_sent_back(fields: dict[str, Any]) -> None:
+def test_an_answer_without_text_may_be_sent_back(fields: JsonObject) -> None:
     (made,) = plain_messages(messages({"role": "assistant", **fields}))
     assert made == {"role": "assistant", "content": ""}
 
@@ -81,7 +80,7 @@ THOUGHT = {"type": "thinking", "thinking": "May I?", "signature": "x"}
     ],
 )
 def test_refusals_are_text_and_thoughts_are_reasoning(
-    fields: dict[str, Any], content: str, reasoning: str | None
+    fields: JsonObject, content: str, reasoning: str | None
 ) -> None:
     (made,) = plain_messages(messages({"role": "assistant", **fields}))
     expected = {"role": "assistant", "content": content}
@@ -135,13 +134,13 @@ CALLED = {"role": "assistant", "tool_calls": [call()]}
         ),
     ],
 )
-def test_messages_that_make_no_sense(given: list[dict[str, Any]], field: str, word: str) -> None:
+def test_messages_that_make_no_sense(given: list[JsonObject], field: str, word: str) -> None:
     with pytest.raises(InvalidRequest, match=word) as refused:
         plain_messages(messages(*given))
     assert refused.value.field == field
 
 
-def tool(name: str = "f", **fields: Any) -> Tool:
+def tool(name: str = "f", **fields: Json) -> Tool:
     return Tool.model_validate({"type": "function", "function": {"name": name, **fields}})
 
 

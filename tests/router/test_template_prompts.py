@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -17,6 +16,7 @@ from baton.router.requests.request_parser import decode_body, parse_fields
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.template_sandbox import TemplateEnvironment
 from baton.runtime.errors import InvalidRequest
+from tests.support.json_values import Json
 
 FAMILIES = Path(__file__).parent / "families"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -40,13 +40,13 @@ def source(family: str) -> str:
     return (FAMILIES / f"{family}.jinja").read_text(encoding="utf-8")
 
 
-def request(**fields: Any) -> ChatRequest:
+def request(**fields: Json) -> ChatRequest:
     return parse_fields(
         decode_body(orjson.dumps({"model": "m", "messages": [ASKED], **fields})), ChatRequest
     )
 
 
-async def prompt_of(template: str, **fields: Any) -> str:
+async def prompt_of(template: str, **fields: Json) -> str:
     prompt, asked = ChatPrompt("m", ChatTemplate(template, SPECIAL), "none"), request(**fields)
     tools, _ = prompt.tools(asked)
     plain = prompt.plain(asked.messages, tools)
@@ -172,7 +172,7 @@ def test_variables_hide_no_function_of_a_template() -> None:
 
 
 def test_variables_too_deep_are_refused() -> None:
-    deep: Any = 1
+    deep: Json = 1
     for _ in range(40):
         deep = [deep]
     with pytest.raises(InvalidRequest, match="nested over"):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from typing import Any
 
 import pytest
 
 from baton.router.templates import template_meter
 from baton.router.templates.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 from baton.runtime.errors import InvalidRequest, ModelError
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 
-CHAT: list[dict[str, Any]] = [{"role": "user", "content": "a\n" * 1000}]
+CHAT: list[JsonObject] = [{"role": "user", "content": "a\n" * 1000}]
 DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(64) %}{% set ns.x = "
 NEST = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(64) %}{% set ns.x = "
 HOSTILE = {

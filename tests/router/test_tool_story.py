@@ -11,9 +11,11 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall as FunctionCall
 
 from baton.router.text.tokenizer import HfTokenizer
-from tests.support.router_process import FAST_ROUTER, StartRouter
+from tests.support.json_values import Json, JsonObject
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.waiting import eventually
 
 WEATHER = {
@@ -28,8 +30,8 @@ WEATHER = {
         },
     },
 }
-TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "Wie ist es in Zürich?"}]
+TIME: JsonObject = {"type": "function", "function": {"name": "get_time"}}
+ASKED: list[JsonObject] = [{"role": "user", "content": "Wie ist es in Zürich?"}]
 ARGUMENTS = '{"city": "Zürich"}'
 CALL = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
 SAID = {
@@ -41,7 +43,7 @@ SAID = {
 SPECIAL = {"hermes": ("<tool_call>", "</tool_call>"), "mistral": ("[TOOL_CALLS]",)}
 
 
-async def says(running: Any, folder: Path, *texts: str) -> None:
+async def says(running: RunningRouter, folder: Path, *texts: str) -> None:
     """What each choice of the next requests is."""
     tokenizer = HfTokenizer(folder / "tokenizer.json")
     reported = [await tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -50,16 +52,18 @@ async def says(running: Any, folder: Path, *texts: str) -> None:
         worker.says = reported
 
 
-def client_of(running: Any) -> openai.AsyncOpenAI:
+def client_of(running: RunningRouter) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
 
 
-async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+async def ask(client: openai.AsyncOpenAI, **fields: Json) -> Any:
     made = {"model": "tiny", "messages": ASKED, "tools": [WEATHER, TIME], **fields}
     return await client.chat.completions.create(**made)
 
 
-async def streamed(client: openai.AsyncOpenAI, choices: int = 1, **fields: Any) -> list[Any]:
+async def streamed(
+    client: openai.AsyncOpenAI, choices: int = 1, **fields: Json
+) -> list[JsonObject]:
     """The messages that a stream adds up to, with their finish reasons, as clients add up."""
     found = [
         {"content": None, "tool_calls": [], "finish_reason": None, "role": None}
@@ -84,7 +88,7 @@ async def streamed(client: openai.AsyncOpenAI, choices: int = 1, **fields: Any) 
     return found
 
 
-def calls_of(calls: Sequence[Any]) -> list[tuple[str, str]]:
+def calls_of(calls: Sequence[FunctionCall]) -> list[tuple[str, str]]:
     return [(call.function.name, call.function.arguments) for call in calls]
 
 
@@ -163,7 +167,7 @@ async def test_stops_and_limits(
         text = f"{SAID['hermes']} And more."
         await says(running, folder, text)
 
-        async def found(**fields: Any) -> tuple[str | None, int, str]:
+        async def found(**fields: Json) -> tuple[str | None, int, str]:
             if stream:
                 (part,) = await streamed(client, **fields)
                 return part["content"], len(part["tool_calls"]), part["finish_reason"]

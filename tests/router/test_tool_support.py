@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from baton.models.training import tiny_tokenizer
 from baton.router.templates.chat_template import ChatTemplate
 from baton.router.templates.tool_support import ToolSupport, support_of
 from baton.router.text.call_forms import FORMS
+from tests.support.json_values import JsonObject
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 PLAIN = (
@@ -80,7 +79,7 @@ def test_a_template_of_its_own_for_tools(tool_templates: dict[str, str]) -> None
 
 
 def test_messages_are_made_to_suit() -> None:
-    both: list[dict[str, Any]] = [CALLED, ANSWERED]
+    both: list[JsonObject] = [CALLED, ANSWERED]
     assert ToolSupport().adapted(both) == both
     (called, answered) = ToolSupport(text_arguments=True, short_ids=True).adapted(both)
     (call,) = called["tool_calls"]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 
 from baton.router.answers.trace_record import RequestEnd, trace_record
 from baton.router.answers.trace_store import MAX_RECORDS, MIN_RECENT, TraceStore
 from baton.router.requests.request_trace import FetchedOffer, RequestTrace
 from baton.runtime.telemetry.timeline import MAX_OFFERS, MAX_PHASES, Timeline
+from tests.support.json_values import Json, JsonObject
 
 
-def record(name: str, ttft_s: float | None = 0.1, **more: Any) -> dict[str, Any]:
+def record(name: str, ttft_s: float | None = 0.1, **more: Json) -> JsonObject:
     return {"id": name, "ttft_s": ttft_s, **more}
 
 

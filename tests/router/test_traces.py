@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
+import httpx
 import pytest
 
 from baton.proto import client_pb2
@@ -15,9 +15,11 @@ from baton.router.answers.trace_record import LONG_REFUSAL_S
 from baton.router.answers.trace_store import MIN_RECENT
 from baton.runtime import metrics
 from baton.runtime.telemetry import tracing
+from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
-from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, StartRouter
+from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, StartRouter
+from tests.support.trace_collector import ListeningCollector
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
@@ -34,13 +36,13 @@ def no_exporter_left() -> Iterator[None]:
     tracing.shutdown()
 
 
-async def trace_of(running: Any, reply: Any, **headers: str) -> dict[str, Any]:
+async def trace_of(running: RunningRouter, reply: httpx.Response, **headers: str) -> JsonObject:
     path = f"/trace/{reply.headers['x-request-id']}"
     await eventually(lambda: _is_there(running, path, headers))
     return dict((await running.http.get(path, headers=headers)).json())
 
 
-async def _is_there(running: Any, path: str, headers: dict[str, str]) -> bool:
+async def _is_there(running: RunningRouter, path: str, headers: dict[str, str]) -> bool:
     return bool((await running.http.get(path, headers=headers)).status_code == 200)
 
 
@@ -72,7 +74,7 @@ async def test_a_grpc_call_has_a_trace(grpc_router: StartGrpcRouter) -> None:
 
 
 async def test_a_grpc_call_names_its_span(
-    grpc_router: StartGrpcRouter, collector: tuple[Any, str]
+    grpc_router: StartGrpcRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     asked = client_pb2.GenerateRequest(model="tiny", prompt="the", max_tokens=2)
@@ -143,7 +145,20 @@ async def test_a_request_refused_after_a_wait_has_a_trace(
     assert waited_us >= 1e6 * LONG_REFUSAL_S and found["ttft_s"] is None
 
 
-async def _is_red(running: Any) -> bool:
+async def test_a_request_refused_on_a_worker_after_a_wait_has_a_trace(
+    router: StartRouter,
+) -> None:
+    config = replace(FAST_ROUTER, max_attempts=1)
+    async with router(config=config, step_s=LONG_REFUSAL_S) as running:
+        running.workers["decode-0"].fail_at = {0: ("Overloaded", True)}
+        reply = await running.complete(max_tokens=2)
+        assert reply.status_code == 503, reply.text
+        found = await trace_of(running, reply)
+    assert (found["outcome"], found["kept"]) == ("refused", ["failed"])
+    assert [took for name, took, *_ in found["path"] if name == "end"][0] < 1e6 * LONG_REFUSAL_S
+
+
+async def _is_red(running: RunningRouter) -> bool:
     return not await running.is_ready()
 
 
@@ -214,7 +229,7 @@ async def test_a_count_out_of_range_is_refused(router: StartRouter, query: str) 
         assert reply.status_code == 400 and "1 to 1000" in reply.text
 
 
-async def migrated(running: Any, arrived: list[int], **headers: str) -> Any:
+async def migrated(running: RunningRouter, arrived: list[int], **headers: str) -> httpx.Response:
     """An answer whose first worker died after three tokens."""
     await eventually(lambda: all(w.seen("hello") for w in running.workers.values()))
     arrived.clear()
@@ -251,7 +266,7 @@ async def test_a_migration_follows_the_first_token(router: StartRouter, arrived:
 
 
 async def test_a_collector_gets_a_migrated_request_of_no_sample(
-    router: StartRouter, arrived: list[int], collector: tuple[Any, str]
+    router: StartRouter, arrived: list[int], collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router(workers=WORKERS) as running:
@@ -270,7 +285,7 @@ async def test_a_collector_gets_a_migrated_request_of_no_sample(
 
 
 async def test_all_workers_of_a_migrated_request_get_its_trace(
-    router: StartRouter, arrived: list[int], collector: tuple[Any, str]
+    router: StartRouter, arrived: list[int], collector: ListeningCollector
 ) -> None:
     """Their spans have the ids that came with the request."""
     servicer, endpoint = collector
@@ -287,8 +302,10 @@ async def test_all_workers_of_a_migrated_request_get_its_trace(
 
 
 async def kept_at_collector(
-    running: Any, collector: tuple[Any, str], ask: Callable[[], Awaitable[Any]]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    running: RunningRouter,
+    collector: ListeningCollector,
+    ask: Callable[[], Awaitable[httpx.Response]],
+) -> tuple[JsonObject, dict[str, str]]:
     """The record of a request that no sample ratio takes, and the attributes of its span."""
     servicer, endpoint = collector
     tracing.setup("router", endpoint, ratio=0.0)
@@ -299,7 +316,7 @@ async def kept_at_collector(
 
 
 async def test_a_collector_gets_a_preempted_request_of_no_sample(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     async with router() as running:
         running.workers["decode-0"].preempted_at = 2
@@ -311,7 +328,7 @@ async def test_a_collector_gets_a_preempted_request_of_no_sample(
 
 
 async def test_a_collector_gets_a_slow_request_of_no_sample(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     async with router() as running:
         for _ in range(2 * MIN_RECENT):
@@ -325,7 +342,7 @@ async def test_a_collector_gets_a_slow_request_of_no_sample(
 
 
 async def test_a_collector_gets_a_failed_request_of_no_sample(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:
@@ -346,7 +363,7 @@ async def test_a_collector_gets_a_failed_request_of_no_sample(
 
 
 async def test_a_sampled_request_has_the_routers_phases(
-    router: StartRouter, collector: tuple[Any, str]
+    router: StartRouter, collector: ListeningCollector
 ) -> None:
     servicer, endpoint = collector
     async with router() as running:

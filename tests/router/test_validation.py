@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import orjson
 import pytest
@@ -16,7 +17,10 @@ from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.runtime.errors import InvalidRequest, NotFound
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
+from tests.support.json_values import Json
 
+P = ParamSpec("P")
+T = TypeVar("T")
 LIMITS = ContextLimits(max_context=50, vocab_size=200)
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }};{% endfor %}"
 
@@ -26,13 +30,13 @@ def validator(template: str | None = TEMPLATE) -> Validator:
     return Validator("m", ByteTokenizer(), made, frozenset({7, 8}), max_choices=4)
 
 
-async def complete(**fields: Any) -> ValidatedRequest:
+async def complete(**fields: Json) -> ValidatedRequest:
     body = orjson.dumps({"model": "m", "prompt": "ab", **fields})
     made = validator()
     return await made.completion(await made.parsed(body, CompletionRequest), LIMITS)
 
 
-async def chat(**fields: Any) -> ValidatedRequest:
+async def chat(**fields: Json) -> ValidatedRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     made = validator()
     return await made.chat(await made.parsed(orjson.dumps(body), ChatRequest), LIMITS)
@@ -116,7 +120,7 @@ async def test_a_stream_repeats_no_long_chat_in_each_choice() -> None:
     message = {"role": "user", "content": "a" * 100_000}
     fields = {"model": "m", "messages": [message], "n": 3, "return_token_ids": True}
 
-    async def chat_of(**others: Any) -> ValidatedRequest:
+    async def chat_of(**others: Json) -> ValidatedRequest:
         asked = await made.parsed(orjson.dumps(fields | others), ChatRequest)
         return await made.chat(asked, limits)
 
@@ -189,7 +193,7 @@ async def test_the_parser_learns_which_tools_may_be_called() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
-    async def asked(**fields: Any) -> ValidatedRequest:
+    async def asked(**fields: Json) -> ValidatedRequest:
         raw = orjson.dumps({**body, **fields})
         return await made.chat(await made.parsed(raw, ChatRequest), LIMITS)
 
@@ -234,7 +238,7 @@ async def test_each_step_has_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch)
     made, steps = validator(), []
     run = made.turns.run
 
-    async def note(size: int, work: Any, *given: Any, **named: Any) -> Any:
+    async def note(size: int, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         steps.append((work.__name__, size))
         return await run(size, work, *given, **named)
 

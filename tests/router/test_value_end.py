@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +13,10 @@ from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.tool_calls import ParsedCall, ToolCallParser
 from baton.router.text.value_end import ValueEnd
+from tests.support.json_values import Json, JsonObject
 
 MARK = "</v>"
-SCHEMA: dict[str, Any] = {
+SCHEMA: JsonObject = {
     "type": "object",
     "properties": {
         "rows": {"type": "array"},
@@ -31,7 +31,7 @@ WAYS = {
 }
 OPENINGS = {"qwen3_coder": "<tool_call>\n<function=f>\n", "glm": "<tool_call>f\n"}
 BOTH = "</parameter></arg_value>"
-VALUES: list[dict[str, Any]] = [
+VALUES: list[JsonObject] = [
     {"rows": [], "map": {}},
     {"rows": [1, [2.5, None], {"a": "b"}], "text": "[1]"},
     {"rows": [BOTH, f'"{BOTH}', f"\\{BOTH}\\"], "map": {BOTH: {"k": [f"\n{BOTH}\n"]}}},
@@ -43,13 +43,13 @@ VALUES: list[dict[str, Any]] = [
 ]
 
 
-def written(form: str, arguments: dict[str, Any]) -> str:
+def written(form: str, arguments: JsonObject) -> str:
     one, end = WAYS[form]
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
     return OPENINGS[form] + "".join(one.format(*each) for each in texts.items()) + end
 
 
-def read(form: str, pieces: list[str]) -> tuple[str, list[Any]]:
+def read(form: str, pieces: list[str]) -> tuple[str, list[Json]]:
     tools = CallableTools(FORMS[form], frozenset({"f"}), True, {"f": SCHEMA})
     parser, content, calls = ToolCallParser(tools), "", list[ParsedCall]()
     for text, found in [*(parser.push(piece) for piece in pieces), parser.flush()]:
@@ -60,7 +60,7 @@ def read(form: str, pieces: list[str]) -> tuple[str, list[Any]]:
 
 @pytest.mark.parametrize("arguments", VALUES)
 @pytest.mark.parametrize("form", WAYS)
-def test_lists_and_objects_are_read_back(form: str, arguments: dict[str, Any]) -> None:
+def test_lists_and_objects_are_read_back(form: str, arguments: JsonObject) -> None:
     text = written(form, arguments)
     assert read(form, [text + text]) == ("", [arguments] * 2)
     assert read(form, list(text)) == ("", [arguments])

@@ -7,9 +7,10 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.support.json_values import JsonObject
 
 PAGE = Path(__file__).parents[2] / "router" / "console" / "page"
 NODE = shutil.which("node")
@@ -18,7 +19,7 @@ import { readSpeed, rowsOf } from "./waterfall.js";
 const trace = JSON.parse(process.argv[2]);
 console.log(JSON.stringify([rowsOf(trace), readSpeed(trace)]));
 """
-TRACE: dict[str, Any] = {
+TRACE: JsonObject = {
     "path": [["receive", 1_000, 0, ""], ["chunk", 94_000, 150, "prefill-0"]],
     "after_us": 95_000,
     "after": [["fetch", 20_000, 24, "decode-0"], ["step", 85_000, 0, "decode-0"]],

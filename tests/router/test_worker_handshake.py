@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from baton.runtime.wire import ModelLimits
 VOCABULARY = 300
 
 
-def hello(**fields: Any) -> worker_pb2.WorkerHello:
+def hello(**fields: object) -> worker_pb2.WorkerHello:
     limits = ModelLimits(VOCABULARY, 4096, "f" * 32, "float32", b"key")
     made = limits.hello("decode-0", b"b" * 16, "decode", block_size=16, total_blocks=10)
     for name, value in fields.items():

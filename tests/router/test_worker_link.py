@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +12,7 @@ from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
 from baton.runtime.links import MEMORY_LINK_MESSAGES, LinkClosed
 from baton.simulation.virtual.virtual_time import on_virtual_time
-from tests.support.link_scene import HELLO, LinkScene
+from tests.support.link_scene import HELLO, FarEnd, LinkScene
 from tests.support.waiting import eventually
 
 
@@ -112,7 +111,7 @@ async def test_a_worker_that_answers_hello_late_is_linked_at_last() -> None:
     """As on a busy host: each handshake takes longer than the silence that ends a link."""
     made, clock = LinkScene(link_silence_s=2.0), asyncio.get_running_loop().time
 
-    async def answer(far: Any) -> None:
+    async def answer(far: FarEnd) -> None:
         await asyncio.sleep(5.0)
         with contextlib.suppress(LinkClosed):  # of a handshake that was too short
             await far.send(HELLO)

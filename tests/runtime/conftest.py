@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
 
 import grpc
 import pytest
@@ -12,13 +11,14 @@ import pytest
 from baton.runtime.grpc_links import MAX_CONNECTIONS, ServerLink, open_port, open_server
 from baton.runtime.links import LinkClosed
 from baton.runtime.tls import Tls
+from tests.support.grpc_loopback import ServerContext
 
 
 @asynccontextmanager
 async def echoing(
     token: str, tls: Tls | None, host: str = "127.0.0.1", most: int = MAX_CONNECTIONS
 ) -> AsyncIterator[str]:
-    async def echo(_: Any, context: Any) -> None:
+    async def echo(_: object, context: ServerContext) -> None:
         link: ServerLink[bytes, bytes] = ServerLink(context)
         try:
             while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ BOUNDS = {
 }
 
 
-def changed(name: str, value: Any, config: Config | None = None) -> Config:
+def changed(name: str, value: object, config: Config | None = None) -> Config:
     config = config or Config()
     section, key = name.split(".")
     return replace(config, **{section: replace(getattr(config, section), **{key: value})})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.engine.spec.model_spec import read_spec
 from baton.router.templates.model_card import read_card
 from baton.runtime.errors import ModelError
+from tests.support.json_values import JsonObject
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -23,7 +23,7 @@ MODEL = {
 }
 
 
-def folder_with(folder: Path, ends: dict[str, Any], generation: dict[str, Any] | None) -> Path:
+def folder_with(folder: Path, ends: JsonObject, generation: JsonObject | None) -> Path:
     (folder / "config.json").write_text(json.dumps({**MODEL, **ends}))
     (folder / "tokenizer.json").write_text("{}")
     if generation is not None:
@@ -45,7 +45,7 @@ def folder_with(folder: Path, ends: dict[str, Any], generation: dict[str, Any] |
     ],
 )
 def test_router_and_engine_read_the_same_end_tokens(
-    tmp_path: Path, ends: dict[str, Any], generation: dict[str, Any] | None, expected: set[int]
+    tmp_path: Path, ends: JsonObject, generation: JsonObject | None, expected: set[int]
 ) -> None:
     folder = folder_with(tmp_path, ends, generation)
     assert set(read_spec(folder).eos_ids) == read_card(folder, "m").end_tokens == expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import grpc
 import grpc.aio
 import pytest
@@ -20,6 +18,7 @@ from baton.runtime.links import LinkClosed
 from tests.support.grpc_loopback import (
     LIMIT_S,
     TOKEN,
+    ServerContext,
     echo,
     linked,
     served,
@@ -39,7 +38,7 @@ async def test_the_wrong_token_is_refused_and_named() -> None:
 
 @pytest.mark.parametrize("metadata", [(), credentials("another"), credentials("")])
 async def test_calls_of_every_kind_need_the_token(metadata: tuple[tuple[str, str], ...]) -> None:
-    async def answer(request: bytes, context: Any) -> bytes:
+    async def answer(request: bytes, context: ServerContext) -> bytes:
         return b"secret"
 
     async with served(unary=answer) as address, open_channel(address) as channel:
@@ -67,7 +66,7 @@ async def test_calls_of_every_kind_need_the_token(metadata: tuple[tuple[str, str
     ids=lambda error: error.code,
 )
 async def test_our_errors_keep_their_class_over_a_call(raised: errors.BatonError) -> None:
-    async def fail(_: bytes, context: Any) -> None:
+    async def fail(_: bytes, context: ServerContext) -> None:
         await abort(context, raised)
 
     async with served(unary=fail) as address, open_channel(address) as channel:
@@ -80,7 +79,7 @@ async def test_our_errors_keep_their_class_over_a_call(raised: errors.BatonError
 
 
 async def test_a_foreign_status_or_a_missing_server_is_unavailable() -> None:
-    async def broken(_: bytes, context: Any) -> None:
+    async def broken(_: bytes, context: ServerContext) -> None:
         await context.abort(grpc.StatusCode.INTERNAL, "oops")
 
     async with served(unary=broken) as address:

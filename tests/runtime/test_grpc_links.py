@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from tests.support.grpc_loopback import (
     TOKEN,
     Bytes,
     ServerBytes,
+    ServerContext,
     echo,
     linked,
     served,
@@ -53,7 +53,7 @@ async def test_what_was_sent_before_a_close_reaches_the_server() -> None:
     seen: list[bytes] = []
     ended = asyncio.Semaphore(0)
 
-    async def collect(_: Any, context: Any) -> None:
+    async def collect(_: object, context: ServerContext) -> None:
         link: ServerBytes = ServerLink(context)
         try:
             while True:
@@ -77,7 +77,7 @@ async def test_what_was_sent_before_a_close_reaches_the_server() -> None:
 
 
 async def test_what_was_sent_before_the_server_ended_is_received() -> None:
-    async def burst(_: Any, context: Any) -> None:
+    async def burst(_: object, context: ServerContext) -> None:
         link: ServerBytes = ServerLink(context)
         for number in range(100):
             await link.send(str(number).encode())
@@ -98,7 +98,7 @@ async def test_the_clients_close_ends_the_server_and_its_own_receiver() -> None:
     seen: list[str] = []
     done = asyncio.Event()
 
-    async def wait(_: Any, context: Any) -> None:
+    async def wait(_: object, context: ServerContext) -> None:
         link: ServerBytes = ServerLink(context)
         try:
             await link.receive()
@@ -124,7 +124,7 @@ async def test_the_clients_close_ends_the_server_and_its_own_receiver() -> None:
 async def test_close_cuts_off_a_server_that_does_not_end() -> None:
     cancelled = asyncio.Event()
 
-    async def stubborn(_: Any, context: Any) -> None:
+    async def stubborn(_: object, context: ServerContext) -> None:
         try:
             # This handler ends only when it is cancelled.
             await asyncio.sleep(3600)
@@ -140,7 +140,7 @@ async def test_close_cuts_off_a_server_that_does_not_end() -> None:
 async def test_the_servers_close_wakes_its_own_receiver() -> None:
     reasons: list[str] = []
 
-    async def close_under(_: Any, context: Any) -> None:
+    async def close_under(_: object, context: ServerContext) -> None:
         link: ServerBytes = ServerLink(context)
         await link.receive()
         receiving = asyncio.create_task(link.receive())
@@ -164,7 +164,7 @@ async def test_the_servers_close_wakes_its_own_receiver() -> None:
 async def test_a_cancelled_receive_keeps_the_link_and_its_messages(
     delay_s: float,
 ) -> None:
-    async def impatient_echo(_: Any, context: Any) -> None:
+    async def impatient_echo(_: object, context: ServerContext) -> None:
         link: ServerBytes = ServerLink(context)
         try:
             while True:
@@ -181,7 +181,7 @@ async def test_a_cancelled_receive_keeps_the_link_and_its_messages(
     assert got == [str(number).encode() for number in range(30)]
 
 
-async def _impatient(link: Any, delay_s: float) -> bytes:
+async def _impatient(link: Bytes | ServerBytes, delay_s: float) -> bytes:
     """Receive by cancelling and asking again, until a message is there."""
     while True:
         receiving = asyncio.create_task(link.receive())
@@ -199,7 +199,7 @@ async def test_a_cancelled_send_keeps_the_link() -> None:
     go = asyncio.Event()
     sizes: list[int] = []
 
-    async def slow(_: Any, context: Any) -> None:
+    async def slow(_: object, context: ServerContext) -> None:
         link: ServerBytes = ServerLink(context)
         await go.wait()
         try:

@@ -12,7 +12,7 @@ from baton.runtime.config import RouterConfig
 from baton.runtime.grpc_links import credentials, open_channel, open_port, open_server
 from baton.runtime.links import LINK_PROTOCOL_VERSION
 from baton.runtime.worker.block_feed import BlockFeed
-from baton.runtime.worker.linked_routers import LinkedRouter
+from baton.runtime.worker.linked_routers import LinkedRouter, LinkedRouters
 from baton.runtime.worker.service import WorkerService, host_of
 from tests.support.waiting import eventually
 
@@ -70,7 +70,7 @@ async def test_a_router_is_listed_while_its_link_lasts() -> None:
             await call.write(worker_pb2.RouterMessage(hello=hello))
             assert (await call.read()).HasField("hello")
         assert await linked(service, 1) == [LinkedRouter("a" * 32, "127.0.0.1")]
-        reported = worker_pb2.Unplaced(waiting=3, refused=5)
+        reported = worker_pb2.UnplacedRequests(waiting=3, refused=5)
         beat = worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat(unplaced=reported))
         await calls[1].write(beat)
         found = [LinkedRouter("a" * 32, "127.0.0.1", waiting=3, refused=5)]
@@ -79,6 +79,16 @@ async def test_a_router_is_listed_while_its_link_lasts() -> None:
             call.cancel()
         assert await linked(service, 0) == []
     await server.stop(None)
+
+
+def test_of_two_streams_of_a_router_the_later_heard_counts() -> None:
+    """Though it was opened first."""
+    routers = LinkedRouters()
+    routers.open("first", "a", "10.0.0.1")
+    routers.open("second", "a", "10.0.0.1")
+    reported = worker_pb2.UnplacedRequests(waiting=3)
+    routers.record_heartbeat("first", worker_pb2.Heartbeat(unplaced=reported))
+    assert routers.all() == [LinkedRouter("a", "10.0.0.1", waiting=3)]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
 
 from baton.runtime import logs, metrics
+from tests.support.json_values import JsonObject
 from tests.support.metric_values import metric_value
 
 Capture = pytest.CaptureFixture[str]
@@ -32,7 +32,7 @@ def configuration_put_back() -> Iterator[None]:
     root.setLevel(level)
 
 
-def lines(capture: Capture) -> list[dict[str, Any]]:
+def lines(capture: Capture) -> list[JsonObject]:
     captured = capture.readouterr()
     assert captured.out == ""
     return [json.loads(line) for line in captured.err.splitlines()]

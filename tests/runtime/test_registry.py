@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -137,7 +137,7 @@ def test_an_unreadable_file_hides_no_other_worker(
     registry.announce(ONE)
     registry.announce(TWO)
 
-    def refused(path: str, mode: str, **how: Any) -> Any:
+    def refused(path: str, mode: str, **how: Any) -> IO[Any]:
         if Path(path).stem == "decode-0":
             raise PermissionError(13, "Permission denied")
         return open(path, mode, **how)

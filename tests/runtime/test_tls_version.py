@@ -8,11 +8,10 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -43,7 +42,9 @@ def _issued(authority: Authority, name: str, host: str | None) -> SecurityConfig
     return SecurityConfig("on", str(files.authority), str(files.certificate), str(files.key))
 
 
-def context_of(own: SecurityConfig, purpose: ssl.Purpose, version: ssl.TLSVersion) -> Any:
+def context_of(
+    own: SecurityConfig, purpose: ssl.Purpose, version: ssl.TLSVersion
+) -> ssl.SSLContext:
     context = ssl.create_default_context(purpose, cafile=own.authority)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -77,7 +78,7 @@ async def test_a_port_refuses_tls_1_2_and_serves_tls_1_3(
 
 
 @contextmanager
-def listening(context: ssl.SSLContext) -> Any:
+def listening(context: ssl.SSLContext) -> Iterator[tuple[str, list[bytes | str]]]:
     """A server of one version of TLS: its address, and what each connection became."""
     heard: list[bytes | str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from baton.runtime.telemetry import timeline, tracing
 from tests.support.machine_speed import slowness
+from tests.support.trace_collector import ListeningCollector
 
 pytestmark = pytest.mark.timed
 
@@ -21,7 +21,7 @@ def no_exporter_left() -> Iterator[None]:
     tracing.shutdown()
 
 
-def test_spans_arrive_with_parents_times_and_attributes(collector: tuple[Any, str]) -> None:
+def test_spans_arrive_with_parents_times_and_attributes(collector: ListeningCollector) -> None:
     servicer, endpoint = collector
     tracing.setup("router", endpoint)
     assert tracing.exporting()
@@ -51,7 +51,7 @@ def test_spans_arrive_with_parents_times_and_attributes(collector: tuple[Any, st
 
 
 def test_roots_are_separate_traces_and_failures_are_marked(
-    collector: tuple[Any, str],
+    collector: ListeningCollector,
 ) -> None:
     servicer, endpoint = collector
     tracing.setup("decode-0", f"http://{endpoint}")
@@ -65,7 +65,7 @@ def test_roots_are_separate_traces_and_failures_are_marked(
     assert tracing.trace_id(one)
 
 
-def test_what_a_process_is_stands_beside_its_spans(collector: tuple[Any, str]) -> None:
+def test_what_a_process_is_stands_beside_its_spans(collector: ListeningCollector) -> None:
     servicer, endpoint = collector
     tracing.setup("decode-0", endpoint, of_process={"ranks": 4, "expert_groups": 2})
     tracing.record(tracing.DECODE, 1.0, 2.0)
@@ -74,7 +74,7 @@ def test_what_a_process_is_stands_beside_its_spans(collector: tuple[Any, str]) -
     assert servicer.numbers == {"baton.ranks": 4, "baton.expert_groups": 2}
 
 
-def test_an_end_before_the_start_becomes_an_empty_span(collector: tuple[Any, str]) -> None:
+def test_an_end_before_the_start_becomes_an_empty_span(collector: ListeningCollector) -> None:
     servicer, endpoint = collector
     tracing.setup("router", endpoint)
     tracing.record(tracing.CHUNK, 5.0, 4.0)
@@ -83,7 +83,7 @@ def test_an_end_before_the_start_becomes_an_empty_span(collector: tuple[Any, str
     assert chunk.start_time_unix_nano == chunk.end_time_unix_nano == 5_000_000_000
 
 
-def test_an_unsampled_client_trace_is_not_exported(collector: tuple[Any, str]) -> None:
+def test_an_unsampled_client_trace_is_not_exported(collector: ListeningCollector) -> None:
     servicer, endpoint = collector
     tracing.setup("router", endpoint)
     client = tracing.extract({"traceparent": f"00-{'a' * 32}-{'b' * 16}-00"})
@@ -151,7 +151,7 @@ def test_the_spans_of_workers_are_named_as_their_phases() -> None:
 
 
 def test_an_https_endpoint_gets_no_plain_text() -> None:
-    """What arrives first is the greeting of a TLS client, not the text that HTTP/2 begins with."""
+    """What arrives first is the handshake of a TLS client, not the text that HTTP/2 begins with."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(20)
         for scheme, first in (("https://", b"\x16\x03"), ("http://", b"PR"), ("", b"PR")):

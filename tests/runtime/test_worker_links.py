@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
 
 import pytest
 import structlog
@@ -67,7 +66,11 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def overdue(link: Link[Any, Any], task: asyncio.Task[None], loads: int) -> list[int]:
+async def overdue(
+    link: Link[worker_pb2.RouterMessage, worker_pb2.WorkerMessage],
+    task: asyncio.Task[None],
+    loads: int,
+) -> list[int]:
     """What so many loads tell; the link is closed then."""
     reported = []
     while len(reported) < loads:

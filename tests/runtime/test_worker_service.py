@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 import pytest
@@ -47,9 +47,18 @@ def no_garbage_collector() -> Iterator[None]:
     gc.enable()
 
 
-def watch(channel: grpc.aio.Channel) -> Any:
+class BlockCall(Protocol):
+    """A call of WatchBlocks, which the tests read before its end alone."""
+
+    async def read(self) -> worker_pb2.BlockEvents: ...
+
+    def cancel(self) -> bool: ...
+
+
+def watch(channel: grpc.aio.Channel) -> BlockCall:
     stub: Any = worker_pb2_grpc.WorkerStub(channel)
-    return stub.WatchBlocks(worker_pb2.WatchBlocksRequest(), metadata=credentials("t"))
+    call: BlockCall = stub.WatchBlocks(worker_pb2.WatchBlocksRequest(), metadata=credentials("t"))
+    return call
 
 
 async def forgotten(feed: BlockFeed) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import NoReturn
 
 import pytest
 
@@ -41,24 +41,24 @@ def test_what_only_raised_or_stood_still_proves_nothing(ended: str) -> None:
     assert broken_promises([ended, LEAK]) == [LEAK]
 
 
-def _no_arguments(_: Any) -> Any:
+def _no_arguments(_: object) -> Callable[..., None]:
     return lambda self: None
 
 
-def _one_too_many(before: Any) -> Any:
+def _one_too_many(before: Callable[..., object]) -> Callable[..., object]:
     return lambda self, *more, **named: before(self, *more, **named, gone=True)
 
 
-def _of_another_name(_: Any) -> Any:
-    async def work(self: Any, *_: Any, **__: Any) -> None:
-        self.gone.since.long()
+def _of_another_name(_: object) -> Callable[..., Awaitable[None]]:
+    async def work(self: object, *_: object, **__: object) -> None:
+        self.gone.since.long()  # type: ignore[attr-defined] # of another product
 
     return work
 
 
-def _by_itself(error: Exception) -> Any:
-    def made(_: Any) -> Any:
-        def fails(*_: Any, **__: Any) -> Any:
+def _by_itself(error: Exception) -> Callable[[object], Callable[..., NoReturn]]:
+    def made(_: object) -> Callable[..., NoReturn]:
+        def fails(*_: object, **__: object) -> NoReturn:
             raise error
 
         return fails
@@ -80,7 +80,7 @@ def _by_itself(error: Exception) -> Any:
     ],
 )
 def test_a_mutation_of_another_product_is_not_counted_as_caught(
-    owner: type, name: str, make: Callable[[Any], Any]
+    owner: type, name: str, make: Callable[[object], Callable[..., object]]
 ) -> None:
     """The product takes most of these for failed requests, and breaks its promises then."""
     before = owner.__dict__[name]
@@ -90,7 +90,7 @@ def test_a_mutation_of_another_product_is_not_counted_as_caught(
 
 
 def test_what_the_product_makes_of_a_break_is_no_misfit() -> None:
-    def handing_none(before: Any) -> Any:
+    def handing_none(before: Callable[..., bool]) -> Callable[..., bool]:
         return lambda self, link, outputs: before(self, link, None)
 
     broken = Break("outputs that are none", Dispatcher, "take", handing_none)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from baton.decode_worker.handoffs import Handoffs
+from baton.decode_worker.sequences import Group
+from baton.proto import worker_pb2
+from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.fleet.worker_link import WorkerLink
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import HANG_EVERY, HANG_S, HANG_SEED, draw
 from baton.simulation.fleet.scenario import Fault
@@ -17,6 +21,7 @@ from baton.simulation.fleet.world import DRIFT
 from baton.simulation.mutations import patches
 from baton.simulation.mutations.patches import Break
 from baton.simulation.mutations.regressions import PAST_BUGS
+from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 
@@ -44,9 +49,12 @@ def test_requests_leave_a_hung_worker_within_three_seconds() -> None:
     places: Counter[int] = Counter()
     waits_s: list[float] = []  # an exception in here would be one candidate's failure
 
-    def timed(before: Any) -> Any:
-        async def attempt(self: Handoffs, group: Any, candidate: Any, on_first: Any) -> None:
-            loop: Any = asyncio.get_running_loop()
+    def timed(before: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def attempt(
+            self: Handoffs, group: Group, candidate: worker_pb2.Candidate, on_first: object
+        ) -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
             asked_s = loop.world_s
             try:
                 await before(self, group, candidate, on_first)
@@ -70,8 +78,8 @@ def test_requests_leave_a_hung_worker_within_three_seconds() -> None:
     assert places[0] > 3 and places[1] > 3
 
 
-def _in_vain(before: Any) -> Any:
-    def left(self: Dispatcher, submission: Any, link: Any) -> None:
+def _in_vain(before: Callable[..., None]) -> Callable[..., None]:
+    def left(self: Dispatcher, submission: Attempt, link: WorkerLink) -> None:
         if submission.link is link:
             before(self, submission, link)
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton.planner.timing_fit import Fit, FitError
-from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
-from baton.planner.trace_distributions import draw_trace
+from baton.planner.timing_fit import Fit
+from baton.planner.timing_model import TimingModel
 from baton.planner.traced_requests import traced_requests, traffic_of
 from baton.planner.traces import TraceRequest, in_order
 from baton.simulation.capacity.advice_text import advice_json, advice_table, findings, ttft_shares
@@ -21,22 +20,13 @@ from baton.simulation.capacity.live_advice import (
     changes,
     simulated,
 )
+from tests.support.measured_fleets import FIT, GOALS, LAYOUT, MODEL, QUIET, measured_fleet
 from tests.support.traced_records import record, simulated_records
 
-MODEL = TimingModel("test", 1e5, ChunkTiming(0.004, 2e-4), StepTiming(0.008, 3e-4))
-FIT = Fit(MODEL, {"chunk": FitError(9, 0.03, 0.2), "step": FitError(9, 0.05, 0.2)})
-LAYOUT = Layout(prefill=1, decode=3, chunk_tokens=1024, max_sequences=32, block_tokens=64)
-GOALS = Objectives(0.5, 0.05)
 STRICT = Objectives(0.5, 0.012)  # prompts in the steps of a batch would break it
 CROWDED = "requests=80,rate=5,prompt=lognormal:1200:0.5,output=constant:100"
 PROMPTS = "requests=80,rate=5,prompt=lognormal:1200:0.5,output=constant:20"
 ANSWERS = "requests=80,rate=5,prompt=constant:300,output=constant:200"
-QUIET = "requests=60,rate=1,prompt=constant:300,output=constant:20"
-
-
-def fleet(traffic: str, layout: Layout = LAYOUT, goals: Objectives = GOALS) -> MeasuredFleet:
-    records = simulated_records(CapacityScenario(layout, goals), MODEL, draw_trace(traffic))
-    return MeasuredFleet(layout, FIT, traced_requests(records), goals)
 
 
 Advised = tuple[MeasuredFleet, FleetAdvice]
@@ -45,13 +35,13 @@ Advised = tuple[MeasuredFleet, FleetAdvice]
 @pytest.fixture(scope="module")
 def crowded() -> Advised:
     """A fleet whose prompts wait, and its advice."""
-    measured = fleet(CROWDED, goals=STRICT)
+    measured = measured_fleet(CROWDED, goals=STRICT)
     return measured, advise(measured)
 
 
 @pytest.fixture(scope="module")
 def at_ease() -> Advised:
-    measured = fleet(QUIET)
+    measured = measured_fleet(QUIET)
     return measured, advise(measured)
 
 
@@ -86,7 +76,7 @@ def test_nothing_is_changed_where_all_is_well(at_ease: Advised) -> None:
 
 @pytest.mark.nightly
 def test_a_wrong_model_recommends_nothing() -> None:
-    measured = fleet(PROMPTS)
+    measured = measured_fleet(PROMPTS)
     found = advise(replace(measured, fit=Fit(MODEL.scaled(2.0), FIT.errors)))
     assert not found.trusted and found.recommended is None
     assert "No recommendation" in findings(measured, found)[2].text
@@ -95,7 +85,7 @@ def test_a_wrong_model_recommends_nothing() -> None:
 @pytest.mark.nightly
 def test_another_worker_is_wanted_where_no_change_suffices() -> None:
     small = replace(LAYOUT, prefill=1, decode=1)
-    found = advise(fleet(PROMPTS.replace("rate=5", "rate=4"), small))
+    found = advise(measured_fleet(PROMPTS.replace("rate=5", "rate=4"), small))
     assert found.growth is not None and found.growth.change.layout.prefill == 2
     so_far = found.recommended or found.now
     assert so_far.times.good_share < min(0.9, found.growth.times.good_share - 0.1)
@@ -104,7 +94,7 @@ def test_another_worker_is_wanted_where_no_change_suffices() -> None:
 @pytest.mark.nightly
 def test_speculation_is_a_guess_that_is_never_recommended() -> None:
     """Nothing measured says how many proposals would be accepted."""
-    slow = fleet(QUIET, goals=Objectives(0.5, 0.008))
+    slow = measured_fleet(QUIET, goals=Objectives(0.5, 0.008))
     found = advise(slow)
     guesses = [each for each in found.alternatives if each.change.kind == "guess"]
     assert guesses[0].times.gap_s < 0.9 * found.now.times.gap_s
@@ -115,23 +105,23 @@ def test_speculation_is_a_guess_that_is_never_recommended() -> None:
 
 def test_changes_of_a_colocated_fleet_are_its_ratios_and_sizes() -> None:
     together = replace(LAYOUT, prefill=0, decode=0, colocated=3, local_chunk_tokens=128)
-    names = [each.name for each in changes(fleet(QUIET, together))]
+    names = [each.name for each in changes(measured_fleet(QUIET, together))]
     assert names[:3] == ["as it is", "1 prefill, 2 decode", "2 prefill, 1 decode"]
     assert {"chunks of 64 tokens", "chunks of 256 tokens", "batches of 16 at most"} <= set(names)
     assert "4 colocated" in names and "KV in 8 bits, twice the room" in names
-    narrow = changes(replace(fleet(QUIET, together), narrow_kv=True))
+    narrow = changes(replace(measured_fleet(QUIET, together), narrow_kv=True))
     assert all("8 bits" not in each.name for each in narrow)
 
 
 def test_a_chunk_is_at_least_a_block() -> None:
     least = replace(LAYOUT, chunk_tokens=64)
-    assert all("chunks of 32" not in each.name for each in changes(fleet(QUIET, least)))
+    assert all("chunks of 32" not in each.name for each in changes(measured_fleet(QUIET, least)))
 
 
 @pytest.mark.nightly
 def test_without_objectives_the_time_to_the_end_counts() -> None:
     crowded = replace(LAYOUT, prefill=3, decode=1)
-    measured = fleet(ANSWERS, crowded, Objectives())
+    measured = measured_fleet(ANSWERS, crowded, Objectives())
     found = advise(measured)
     assert found.recommended is not None
     assert found.recommended.times.end_s < 0.9 * found.now.times.end_s

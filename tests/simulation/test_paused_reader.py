@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ LANDED_S = 0.003  # after a READ of the first chunk; the second one takes 10 ms 
 PROMPT_TOKENS = 90
 
 
-def _without_the_check(before: Any) -> Any:
+def _without_the_check(before: Callable[[HandoffReader], None]) -> Callable[[HandoffReader], None]:
     def start_reads(self: HandoffReader) -> None:
         session: Any = self._session
         trusted = session.trusted

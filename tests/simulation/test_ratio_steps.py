@@ -13,7 +13,7 @@ from baton.simulation.capacity.advice_text import advice_json
 from baton.simulation.capacity.layout import Layout
 from baton.simulation.capacity.live_advice import MeasuredFleet, Times, advise
 from baton.simulation.capacity.ratio_steps import RatioStep, ratio_steps
-from tests.simulation.test_live_advice import LAYOUT, QUIET, fleet
+from tests.support.measured_fleets import LAYOUT, QUIET, measured_fleet
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_moved_either_way_gives_both_neighbours() -> None:
-    measured = fleet(QUIET, replace(LAYOUT, prefill=2, decode=2))
+    measured = measured_fleet(QUIET, replace(LAYOUT, prefill=2, decode=2))
     advice = advise(measured)
     assert ratio_steps(advice) == [
         RatioStep(-1, "1 prefill, 3 decode", 0.1),
@@ -43,7 +43,7 @@ def test_a_worker_moved_either_way_gives_both_neighbours() -> None:
 
 
 def test_the_last_worker_of_a_role_has_no_neighbour() -> None:
-    measured = fleet(QUIET, replace(LAYOUT, prefill=1, decode=1))
+    measured = measured_fleet(QUIET, replace(LAYOUT, prefill=1, decode=1))
     lower, now, upper = advice_json(measured, advise(measured), 5.0)["ratios"]
     assert lower["obstacle"] == "the only prefill worker stays" and lower["good_share"] is None
     assert now["name"] == "1 prefill, 1 decode" and lower["goodput_per_s"] is None
@@ -51,7 +51,7 @@ def test_the_last_worker_of_a_role_has_no_neighbour() -> None:
 
 
 def test_a_colocated_fleet_has_no_ratio() -> None:
-    advice = advise(fleet(QUIET, replace(LAYOUT, prefill=0, decode=0, colocated=2)))
+    advice = advise(measured_fleet(QUIET, replace(LAYOUT, prefill=0, decode=0, colocated=2)))
     assert [each.obstacle for each in ratio_steps(advice)] == [
         "each worker prefills and decodes",
         "",

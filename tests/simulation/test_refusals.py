@@ -3,8 +3,10 @@ limits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import NoReturn
 
 import pytest
 
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quiet_logs")
 ASKS = 20
 
 
-def crowd(**settings: dict[str, Any]) -> Scenario:
+def crowd(**settings: dict[str, int]) -> Scenario:
     """Many requests at once for a small fleet without faults, and settings by section."""
     made = draw(5)
     asks = [Ask("r0", tuple(range(n, n + 18)), max_tokens=12, deadline_s=20.0) for n in range(ASKS)]
@@ -66,9 +68,9 @@ def test_a_worker_with_room_may_not_refuse(name: str, who: str) -> None:
     assert any(breach.startswith(f"{who} refuses with room: ") for breach in breaches)
 
 
-def refusing(owner: type, name: str, words: str) -> Any:
-    def make(before: Any) -> Any:
-        def refuse(*_: Any) -> None:
+def refusing(owner: type, name: str, words: str) -> Callable[[], AbstractContextManager[None]]:
+    def make(before: object) -> Callable[..., NoReturn]:
+        def refuse(*_: object) -> NoReturn:
             raise Overloaded(words)
 
         return refuse

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_a_stopping_worker_may_wait_for_one_read_on_the_link() -> None:
 def test_reads_wait_for_each_other_there_and_nothing_fails() -> None:
     longest = dict.fromkeys((True, False), 0)
 
-    def watched(before: Any) -> Any:
+    def watched(before: Callable[..., None]) -> Callable[..., None]:
         def begin(self: MemoryExchange, read: MemoryRead) -> None:
             before(self, read)
             longest[is_linked] = max(longest[is_linked], len(self._waiting))
@@ -60,8 +60,8 @@ def test_reads_wait_for_each_other_there_and_nothing_fails() -> None:
     assert longest[True] > 4 and longest[False] == 0
 
 
-def failing_reads(before: Any) -> Any:
-    async def landing(self: HandoffReader, read: Any) -> None:
+def failing_reads(before: object) -> Callable[..., Awaitable[None]]:
+    async def landing(self: HandoffReader, read: MemoryRead) -> None:
         raise ReadFailed("for no reason")
 
     return landing
@@ -84,8 +84,8 @@ def test_one_that_was_failed_is_no_breach() -> None:
     ]
     failed = 0
 
-    def counted(before: Any) -> Any:
-        async def landing(self: HandoffReader, read: Any) -> None:
+    def counted(before: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def landing(self: HandoffReader, read: MemoryRead) -> None:
             nonlocal failed
             try:
                 await before(self, read)

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.fleet.slow_start import growing_share
+from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.errors import BatonError
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import JOINING_EVERY, JOINING_SEED, draw
@@ -61,7 +61,7 @@ class Load:
         submitter = submitter_of(process.dispatcher)
         try_place = submitter.try_place
 
-        def placed(attempt: Attempt) -> Any:
+        def placed(attempt: Attempt) -> WorkerLink | BatonError:
             outcome = try_place(attempt)
             if not isinstance(outcome, BatonError):
                 boot = self.world.boots.get(attempt.prefill)

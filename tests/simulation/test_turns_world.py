@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baton.kv_transfer.conversion import HostConversion
@@ -33,7 +34,7 @@ Reads = list[tuple[float, str]]
 GRAMMAR = regex_grammar("[ab]{34,40}(,[a-c]{2,6}){1,3}")
 
 
-def moments(first: float, *others: float) -> list[Any]:
+def moments(first: float, *others: float) -> list[object]:
     """When a fault strikes after a turn has begun: the other moments run in `make nightly`."""
     return [first, *(pytest.param(other, marks=pytest.mark.nightly) for other in others)]
 
@@ -245,7 +246,7 @@ def test_unlike_workers_convert_what_stays_exact(
     made: set[str] = set()
     convert = HostConversion.convert
 
-    def noted(self: HostConversion, *given: Any) -> Any:
+    def noted(self: HostConversion, *given: Any) -> np.ndarray:
         made.add(self.kv_dtype)
         return convert(self, *given)
 

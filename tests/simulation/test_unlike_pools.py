@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from baton.router.fleet import placement
+from baton.router.fleet.request_need import Need
+from baton.router.fleet.worker_view import WorkerView
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import draw
 from baton.simulation.fleet.history import Ask
@@ -61,7 +63,7 @@ def test_every_request_is_answered(lost: bool) -> None:
 
 
 def test_a_router_that_counts_prompts_alone_is_seen() -> None:
-    def by_prompt(_: Any) -> Any:
+    def by_prompt(_: object) -> Callable[[Need, WorkerView], bool]:
         return lambda need, worker: need.tokens + 1 <= worker.total_blocks * worker.block_size
 
     breaking = Break("", placement, "holds", by_prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,13 @@ class Place:
         self.watch = Watch(self.world)
         self._number = 0
 
-        async def grant(reader: str, admit: Any, mover: Any, boot_id: bytes, end: str) -> Any:
+        async def grant(
+            reader: str,
+            admit: Callable[[handoff_pb2.OpenHandoff], SimpleNamespace],
+            mover: None,
+            boot_id: bytes,
+            end: str,
+        ) -> SimpleNamespace:
             prompt = admit(handoff_pb2.OpenHandoff(reader_boot_id=self.boot(reader)))
             prompt.on_end(prompt)
             return SimpleNamespace(end=end)
@@ -57,7 +64,7 @@ class Place:
         self.watch.posted(attempt, Fate(stuck=True, stale=stale))
 
     async def handoff(self, reader: str, end: str) -> None:
-        def admit(opening: handoff_pb2.OpenHandoff) -> Any:
+        def admit(opening: handoff_pb2.OpenHandoff) -> SimpleNamespace:
             return SimpleNamespace(pinned=[0, 1], on_end=lambda prompt: None)
 
         module: Any = grants
@@ -65,7 +72,7 @@ class Place:
             await module.grant(reader, admit, None, self.boot("p0"), end)
 
 
-def on_loop(monkeypatch: pytest.MonkeyPatch, test: Any) -> list[str]:
+def on_loop(monkeypatch: pytest.MonkeyPatch, test: Callable[[Place], Awaitable[None]]) -> list[str]:
     async def main() -> list[str]:
         place = Place(monkeypatch)
         await test(place)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client import Counter, Gauge
 
 from baton.engine.scheduling.blocks import Hold
 from baton.kv_transfer.memory_mover import Attempt, Fate
@@ -86,7 +87,7 @@ class Talk:
         return self.cluster.prefill["prefill-0"]
 
 
-def counted(metric: Any) -> float:
+def counted(metric: Counter | Gauge) -> float:
     return metric_value(metric)
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog
+from numpy.typing import NDArray
 from opentelemetry.context import Context
 
 from baton.decode_worker.credit_queue import CreditQueue
@@ -30,7 +32,8 @@ from baton.simulation.fleet import engine_kind
 from baton.simulation.fleet.engine_kind import HashKind
 from baton.simulation.fleet.world import World
 from baton.simulation.mutations.patches import Break, applied
-from baton.simulation.virtual.virtual_loop import run
+from baton.simulation.virtual.virtual_loop import VirtualLoop, run
+from baton.simulation.virtual.virtual_steps import VirtualSteps
 from tests.support.metric_values import metric_value
 
 STEP_S = 0.045  # reading the weights
@@ -96,7 +99,9 @@ class Priced(HashKind):
         super().__init__()
         self.costs = costs
 
-    def make(self, blocks: int, block_size: int, step_s: Callable[[StepBatch], float]) -> Any:
+    def make(
+        self, blocks: int, block_size: int, step_s: Callable[[StepBatch], float]
+    ) -> tuple[VirtualSteps, NDArray[np.uint8]]:
         def priced(batch: StepBatch) -> float:
             counts = [len(piece.tokens) for piece in batch.slices]
             tokens_s = sum(ROW_S if count == 1 else PROMPT_TOKEN_S * count for count in counts)
@@ -122,7 +127,9 @@ class Seen:
 
 class Site:
     def __init__(self, costs: DrawCosts) -> None:
-        self.loop: Any = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
         config = Config(pool=PoolConfig(block_size=BLOCK))
         world = World(self.loop, config, random.Random(5), kind=Priced(costs))
         for name, role in {"d0": "decode", "d1": "decode", "p0": "prefill"}.items():
@@ -131,7 +138,7 @@ class Site:
         self.seen = Seen()
         self._count = 0
 
-    def spawn(self, work: Any) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._count += 1
         task: asyncio.Task[None] = self.process.machine.spawn(work, f"client {self._count}")
         return task

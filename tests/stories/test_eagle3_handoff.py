@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from baton.decode_worker.speculator import Speculator
 from benchmarks.fleets.fixed_speculators import FixedDraft
+from benchmarks.fleets.speculating_cluster import SpeculatingCluster
 from benchmarks.speculation import Served, after_a_kill, cluster_of, serve
 from tests.support.eagle3_heads import TrainedPair, train_pair
 
@@ -31,13 +33,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TrainedPair:
     return train_pair(tmp_path_factory.mktemp("pair"))
 
 
-def beside_head(pair: TrainedPair) -> Any:
+def beside_head(pair: TrainedPair) -> AbstractAsyncContextManager[SpeculatingCluster]:
     make: Callable[[], Speculator] = partial(FixedDraft, 4, "eagle3")
     options = {"dtype": "float32", "backend": "torch", "draft_kind": "eagle3"}
     return cluster_of(pair.target, make, draft=pair.head, **options)
 
 
-def asks(pair: TrainedPair, *, local: bool, rules: tuple[dict[str, Any], ...]) -> list[Any]:
+def asks(
+    pair: TrainedPair, *, local: bool, rules: tuple[dict[str, Any], ...]
+) -> list[dict[str, Any]]:
     """One request for each rule, of the prompts in turn."""
     fields = {"max_tokens": 24, "stop": STOP, "local": local}
     prompts = itertools.cycle(pair.prompts)
@@ -46,7 +50,7 @@ def asks(pair: TrainedPair, *, local: bool, rules: tuple[dict[str, Any], ...]) -
     ]
 
 
-async def plain_answers(pair: TrainedPair, asked: list[Any]) -> Served:
+async def plain_answers(pair: TrainedPair, asked: list[dict[str, Any]]) -> Served:
     async with cluster_of(pair.target, lambda: None, dtype="float32", backend="torch") as cluster:
         return await serve(cluster, asked, at_once=len(asked))
 

@@ -18,7 +18,7 @@ from baton.router.text.tool_calls import ToolCallParser
 from baton.runtime.errors import Unavailable
 from baton.runtime.grammar import grammar_compiler
 from baton.runtime.grammar import matcher as matchers
-from baton.runtime.grammar.choice_masks import TokenMask
+from baton.runtime.grammar.choice_masks import ChoiceMasks, TokenMask
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.grammar_text import (
     choice_grammar,
@@ -26,6 +26,7 @@ from baton.runtime.grammar.grammar_text import (
     lark_grammar,
     regex_grammar,
 )
+from baton.runtime.grammar.matcher import CompiledGrammar
 from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
@@ -39,11 +40,12 @@ from tests.support.grammar_scene import (
     small_vocabulary,
     text_of,
 )
+from tests.support.json_values import JsonObject
 
 MakeCluster = Callable[..., Cluster]
 PROMPT = list(range(30))
 STEP_S = 0.004
-SCHEMA: dict[str, Any] = {
+SCHEMA: JsonObject = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 12},
@@ -54,7 +56,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "sizes", "kind"],
 }  # fmt: skip
 TEXT = json_schema_grammar(SCHEMA)
-PARAMETERS: dict[str, Any] = {
+PARAMETERS: JsonObject = {
     "type": "object",
     "properties": {
         "rows": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99},
@@ -227,7 +229,7 @@ async def test_an_accident_with_a_grammar_ends_one_attempt(
     start: Callable[..., Client],
     vocabulary: Vocabulary,
     monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
+    owner: type,
     part: str,
     accident: BaseException,
     at_prefill: bool,
@@ -235,7 +237,7 @@ async def test_an_accident_with_a_grammar_ends_one_attempt(
     """On the decode worker the request fails at once; on a prefill worker another computes it."""
     client, real, calls = start(), getattr(owner, part), iter(range(100))
 
-    def fails_once(*given: Any) -> Any:
+    def fails_once(*given: object) -> object:
         if next(calls) == at_prefill:
             raise accident
         return real(*given)
@@ -386,7 +388,9 @@ async def test_a_broken_mask_is_found(
     else:
         masks = GrammarCompiler.masks
 
-        def forgetful(self: GrammarCompiler, message: Any, grammar: Any, output: Any) -> Any:
+        def forgetful(
+            self: GrammarCompiler, message: worker_pb2.Grammar, grammar: CompiledGrammar, _: object
+        ) -> ChoiceMasks:
             return masks(self, message, grammar, [])
 
         monkeypatch.setattr(GrammarCompiler, "masks", forgetful)

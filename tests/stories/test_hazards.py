@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from baton.decode_worker import handoffs
+from baton.engine.scheduling.batch import StepResult
+from baton.kv_transfer.granter import GranterLink
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime.errors import DeviceLost, Draining, Unavailable
@@ -66,7 +67,7 @@ async def test_a_granter_that_turns_busy_amid_a_read_harms_no_block(
     worker = cluster.prefill["prefill-0"].worker
     serve = worker.grants.serve
 
-    async def offer_and_refuse(link: Any) -> None:
+    async def offer_and_refuse(link: GranterLink) -> None:
         opening = (await link.receive()).open
         assert len(opening.tokens) == 50
         offer = handoff_pb2.Offer(first=0, blocks=range(6))
@@ -158,7 +159,7 @@ async def test_a_hung_device_ends_its_worker_and_all_its_requests(
     client = Client(cluster, "decode-0")
 
     def silence(_: object) -> VirtualStep:
-        never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        never: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         never.set_exception(DeviceLost("the device gave no result"))
         return VirtualStep(never)
 

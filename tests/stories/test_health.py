@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.blocks import Hold
+from baton.prefill_worker.worker import PrefillWorker
 from baton.proto import worker_pb2
 from baton.runtime import metrics
-from baton.runtime.links import LINK_PROTOCOL_VERSION, memory_link
+from baton.runtime.links import LINK_PROTOCOL_VERSION, Link, memory_link
 from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.client import Client
-from baton.simulation.fleet.cluster import Cluster
+from baton.simulation.fleet.cluster import Cluster, Node
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_sum
 
@@ -25,12 +27,12 @@ RED_WITHIN_S = 2.0
 ROLES = pytest.mark.parametrize("role", ["prefill", "decode"])
 
 
-def node_of(cluster: Cluster, role: str) -> Any:
+def node_of(cluster: Cluster, role: str) -> Node[Any]:
     return (cluster.prefill | cluster.decode)[f"{role}-0"]
 
 
 @asynccontextmanager
-async def probing(worker: Any) -> AsyncIterator[None]:
+async def probing(worker: PrefillWorker | DecodeWorker) -> AsyncIterator[None]:
     """As a worker's process does."""
     task = asyncio.create_task(worker.health.watch())
     try:
@@ -39,7 +41,7 @@ async def probing(worker: Any) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def turns(worker: Any, *, red: bool) -> float:
+async def turns(worker: PrefillWorker | DecodeWorker, *, red: bool) -> float:
     """Seconds until the worker's word changes."""
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -90,7 +92,7 @@ async def test_a_busy_worker_whose_device_hangs_is_red_without_a_probe(
     assert request.tokens() == request.expected() and node.worker.health.not_ready_reason() is None
 
 
-async def reported(link: Any) -> float:
+async def reported(link: Link[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]) -> float:
     """Seconds until a load says that the worker is not ready."""
     clock = asyncio.get_running_loop().time
     began = clock()

@@ -12,11 +12,11 @@ import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 import pytest
 import structlog
+from starlette.types import Message, Scope
 
 from baton.models.embedded import embedded_model
 from baton.router.answers.request_handler import RequestServices
@@ -30,12 +30,13 @@ from baton.router.text.tokenizer import HfTokenizer
 from baton.runtime import logs
 from baton.runtime.config import Config, PoolConfig, RouterConfig, StepConfig
 from baton.simulation.fleet.world import KEY, World
-from baton.simulation.virtual.virtual_loop import run
+from baton.simulation.virtual.virtual_loop import VirtualLoop, run
+from tests.support.json_values import JsonObject
 
 BLOCK = 4
 PROMPT = 8
 CHOICES = 2
-ASKED: dict[str, dict[str, Any]] = {
+ASKED: dict[str, JsonObject] = {
     "tokens": {"max_tokens": 16},
     "choices": {"max_tokens": 16, "n": CHOICES},
     "stop strings": {"max_tokens": 32, "stop": ["a"]},  # most end by it, after five tokens
@@ -70,9 +71,11 @@ class HttpResponder:
 class Site:
     """A router's app, on a machine of its own."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, asked: JsonObject) -> None:
         self._asked = asked
-        self.loop: Any = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
         config = Config(
             pool=PoolConfig(block_size=BLOCK),
             router=RouterConfig(max_requests=4096),
@@ -121,13 +124,13 @@ class Site:
         content = {"model": "hash", "prompt": prompt, "seed": number, "ignore_eos": True}
         body, left = orjson.dumps(content | self._asked), asyncio.Event()
 
-        async def receive() -> dict[str, Any]:
+        async def receive() -> Message:
             answer.read += 1
             if answer.read > 1:
                 await left.wait()
             return {"type": "http.request", "body": body, "more_body": False}
 
-        async def send(message: Any) -> None:
+        async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer.status, answer.headers = message["status"], dict(message["headers"])
             else:
@@ -136,7 +139,7 @@ class Site:
         await self.app(_scope(deadline_s), receive, send)
 
 
-def _scope(deadline_s: float) -> dict[str, Any]:
+def _scope(deadline_s: float) -> Scope:
     path = "/v1/completions"
     headers = [
         (b"host", b"localhost"),
@@ -150,7 +153,7 @@ def _scope(deadline_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def most(asked: dict[str, Any], for_s: float) -> float:
+async def most(asked: JsonObject, for_s: float) -> float:
     """Requests a second that the fleet bears, by clients that ask one after the other."""
     site = Site(asked)
     await asyncio.sleep(1.0)
@@ -164,7 +167,7 @@ async def most(asked: dict[str, Any], for_s: float) -> float:
     return len(site.answers) / for_s
 
 
-async def offered(asked: dict[str, Any], per_s: float, for_s: float) -> list[HttpResponder]:
+async def offered(asked: JsonObject, per_s: float, for_s: float) -> list[HttpResponder]:
     """At random moments, whether or not any has been answered yet."""
     site, dice = Site(asked), random.Random(2)
     await asyncio.sleep(1.0)
@@ -187,7 +190,7 @@ def good(answers: list[HttpResponder]) -> int:
         for name, asked in ASKED.items()
     ],
 )
-def test_goodput_beyond_what_it_bears_and_refusals_at_once(asked: dict[str, Any]) -> None:
+def test_goodput_beyond_what_it_bears_and_refusals_at_once(asked: JsonObject) -> None:
     per_s = run(most(asked, FOR_S))
     once, thrice = run(offered(asked, per_s, FOR_S)), run(offered(asked, 3 * per_s, FOR_S))
     assert good(once) > 0.9 * per_s * FOR_S

@@ -11,7 +11,6 @@ import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import structlog
@@ -29,7 +28,7 @@ from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.engine_kind import HASHES
 from baton.simulation.fleet.world import WorkerProcess, World
 from baton.simulation.mutations.patches import Break, applied
-from baton.simulation.virtual.virtual_loop import run
+from baton.simulation.virtual.virtual_loop import VirtualLoop, run
 
 BLOCK = 4
 STEP_S = 0.01
@@ -62,7 +61,9 @@ class Site:
 
     def __init__(self, roles: frozenset[str]) -> None:
         self._roles = roles
-        self.loop: Any = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
         config = Config(
             pool=PoolConfig(block_size=BLOCK),
             router=RouterConfig(placement="disaggregated"),

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import structlog
@@ -19,11 +18,12 @@ from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grant_admission import before_each_admission
+from tests.support.json_values import JsonObject
 from tests.support.metric_values import metric_value
 from tests.support.worker_parts import decode_scheduler
 
 TOKEN = 48_613  # of every prompt here; no log may hold it
-Events = Callable[[], list[dict[str, Any]]]
+Events = Callable[[], list[JsonObject]]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def events(capsys: pytest.CaptureFixture[str]) -> Iterator[Events]:
     handlers, level = list(root.handlers), root.level
     logs.setup("both", "debug")
 
-    def read() -> list[dict[str, Any]]:
+    def read() -> list[JsonObject]:
         found = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
         for event in found:
             del event["timestamp"]

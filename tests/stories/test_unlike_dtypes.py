@@ -7,8 +7,10 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from prometheus_client import Counter, Gauge
 
 from baton.decode_worker.scheduler import DecodeScheduler
 from baton.engine.execution.torch_engine import TorchEngine
@@ -99,7 +101,7 @@ async def made(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Pair]]:
     pairs: list[Pair] = []
     convert = HostConversion.convert
 
-    def noted(self: HostConversion, sources: Sequence[int], *more: Any) -> Any:
+    def noted(self: HostConversion, sources: Sequence[int], *more: Any) -> np.ndarray:
         pairs[0].offered.extend(sources)
         return convert(self, sources, *more)
 
@@ -120,7 +122,7 @@ async def tokens(request: Request) -> list[int]:
     return request.tokens()
 
 
-def counted(metric: Any) -> float:
+def counted(metric: Counter | Gauge) -> float:
     return metric_value(metric)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from prometheus_client import Counter, Gauge
 
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryMover
@@ -80,7 +81,7 @@ async def answered(request: Request, choice: int = 0) -> list[int]:
     return request.tokens(choice)
 
 
-def counted(metric: Any) -> float:
+def counted(metric: Counter | Gauge) -> float:
     return metric_value(metric)
 
 

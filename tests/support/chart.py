@@ -19,6 +19,7 @@ from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
 from tests.support.chart_programs import templated
+from tests.support.json_values import Json
 from tests.support.published_crds import PUBLISHED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -59,7 +60,7 @@ def merged(*parts: Values) -> Values:
     return whole
 
 
-def nested(path: str, value: Any) -> Values:
+def nested(path: str, value: Json) -> Values:
     """Return {"a": {"b": value}} for the path a.b."""
     *outer, last = path.split(".")
     made: Values = {last: value}
@@ -146,7 +147,7 @@ def validate(document: Document, version: str) -> None:
 
 
 @cache
-def _schema(version: str, name: str) -> Any:
+def _schema(version: str, name: str) -> Json:
     return schema_contents(f"{_folder(version)}/{name}.json", version)
 
 
@@ -173,7 +174,7 @@ def custom_schemas() -> dict[str, Any]:
     return schemas
 
 
-def _closed(schema: Any, root: bool = True) -> Any:
+def _closed(schema: Json, root: bool = True) -> Json:
     """Refuse fields that a structural schema does not list, as the API server's strict mode."""
     if isinstance(schema, list):
         return [_closed(each, root=False) for each in schema]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import yaml
 
 from tests.support.chart import FOLDER, Document
+from tests.support.json_values import Json
 
 README = FOLDER / "README.md"
 HEAD = "| value | default | meaning |\n| --- | --- | --- |\n"
@@ -34,7 +34,7 @@ def table() -> str:
     for path, inner in properties(schema):
         if "properties" in inner or path == "global":
             continue
-        value: Any = defaults
+        value: Json = defaults
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         default = "" if value is None else f"`{json.dumps(value)}`"

@@ -1,7 +1,9 @@
-"""The Python files of the checkout, for tests over the text of all code."""
+"""The Python files and the pages of the checkout, for tests over the text of all of them."""
 
 from __future__ import annotations
 
+import subprocess
+from functools import cache
 from pathlib import Path
 
 from baton.proto.generate import GENERATED
@@ -20,3 +22,20 @@ def all_code() -> list[Path]:
     ]
     files = [*ROOT.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
     return sorted(file for file in files if not file.name.endswith(GENERATED_SUFFIXES))
+
+
+@cache
+def tracked_pages(root: Path = ROOT) -> tuple[str, ...]:
+    """Return the paths of the Markdown files that git tracks, without deleted ones; in a checkout
+    without git all of them, outside folders of what was made."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=root, text=True, capture_output=True, check=False
+    )
+    if not listed.returncode:
+        return tuple(path for path in listed.stdout.split() if (root / path).exists())
+    found = sorted(page.relative_to(root) for page in root.rglob("*.md"))
+    return tuple(
+        str(page)
+        for page in found
+        if page.parts[0] not in {"build", "results"} and not page.parts[0].startswith(".")
+    )

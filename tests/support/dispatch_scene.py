@@ -18,7 +18,7 @@ from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.recent_prompts import RecentPrefills, RecentPrompts
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.slow_start import SlowStart
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.worker_view import KvFormat, WorkerCapacity, WorkerView
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.config import RouterConfig, StepConfig
@@ -76,7 +76,7 @@ class FakeFleet:
         self.recent_prompts = RecentPrompts()
         self.recent_prefills = RecentPrefills()
         self.slow_start = SlowStart()
-        self.unplaced = Unplaced()
+        self.unplaced = UnplacedRequests()
         self.draws: random.Random | None = None
         self.timelines: list[worker_pb2.Timeline] = []  # that were recorded
         self.expected = 0.0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from baton.deploy.nodes.fleet_driver import FleetDriver
+from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.registry import Role
 from tests.support.scripted_actors import ScriptedActors
@@ -13,6 +16,10 @@ from tests.support.scripted_actors import ScriptedActors
 def order(name: str, blocks: str = "9") -> WorkerOrder:
     role: Role = "prefill" if name.startswith("prefill") else "decode"
     return WorkerOrder(name, role, "baton", "", (("pool.blocks", blocks),), 60.0)
+
+
+def changed_report(report: WorkerReport, **fields: Any) -> WorkerReport:
+    return replace(report, **fields)
 
 
 class DriverScene:

@@ -8,7 +8,7 @@ proposals are accepted.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -205,11 +205,13 @@ def _config(shape: HeadShape, layout: Layout) -> dict[str, Any]:
     }
 
 
-def states_of(model: Any, tokens: Sequence[int], layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+def states_of(
+    model: torch.nn.Module, tokens: Sequence[int], layers: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """(inputs of `layers` [tokens, 3 hidden], logits [tokens, vocab]) of a transformers model; the
     number of its layers stands for the output of the last."""
     seen: dict[int, Tensor] = {}
-    parts = model.model.layers
+    parts: Iterable[torch.nn.Module] = model.get_submodule("model.layers").children()
     hooks = [
         part.register_forward_hook(
             lambda _, inputs, output, index=index: seen.update(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from baton.proto import worker_pb2
@@ -17,6 +17,7 @@ from baton.runtime.links import LinkClosed, memory_link
 from baton.runtime.registry import MemoryRegistry, Role, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
 from baton.runtime.wire import ModelLimits
+from tests.support.link_scene import FarEnd, NearEnd
 
 KEY = cluster_key("k")
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.05)
@@ -32,17 +33,17 @@ class Stub:
             bytes([number]) * 16,
             hello_fields,
         )
-        self.ends: list[Any] = []
+        self.ends: list[FarEnd] = []
         self.reachable = True
         self.feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(9)
 
-    def connect(self, address: str) -> Any:
+    def connect(self, address: str) -> Stub:
         return self
 
-    def link(self) -> Any:
+    def link(self) -> NearEnd:
         if not self.reachable:
             raise LinkClosed("unreachable")
-        ends: tuple[Any, Any] = memory_link()
+        ends: tuple[NearEnd, FarEnd] = memory_link()
         near, far = ends
         limits = ModelLimits(300, 1000, "f", "d", KEY)
         hello = limits.hello(self.name, self.boot_id, self.role, 4, 9)
@@ -66,7 +67,7 @@ class Dialer:
     def __init__(self) -> None:
         self.stubs: dict[str, Stub] = {}
 
-    def connect(self, address: str) -> Any:
+    def connect(self, address: str) -> Stub:
         return self.stubs[address]
 
 
@@ -76,16 +77,16 @@ class NoRequests:
     def __init__(self) -> None:
         self.lost_workers: list[str] = []
 
-    def take(self, link: Any, outputs: Any) -> bool:
+    def take(self, link: WorkerLink, outputs: worker_pb2.StepOutputs) -> bool:
         raise AssertionError("no outputs are sent here")
 
-    def pending(self, link: Any) -> list[worker_pb2.Resume]:
+    def pending(self, link: WorkerLink) -> list[worker_pb2.Resume]:
         return []
 
-    def lost(self, link: Any, request_ids: Any, reason: str) -> None:
+    def lost(self, link: WorkerLink, request_ids: Iterable[str] | None, reason: str) -> None:
         self.lost_workers.append(link.worker_id)
 
-    def hung(self, link: Any) -> None:
+    def hung(self, link: WorkerLink) -> None:
         raise AssertionError("no worker hangs here")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,13 +19,17 @@ from baton.runtime.grpc_links import (
 )
 from baton.runtime.links import LinkClosed
 
+T = TypeVar("T")
 TOKEN = "a token"
 
 
 LIMIT_S = 30.0
 
 
-Handler = Callable[[Any, Any], Awaitable[Any]]
+ServerContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+Handler = Callable[[Any, ServerContext], Awaitable[bytes | None]]
 
 
 Bytes = ClientLink[bytes, bytes]
@@ -63,11 +67,11 @@ async def linked(stream: Handler, token: str = TOKEN) -> AsyncIterator[Bytes]:
             await link.close()
 
 
-async def within(work: Awaitable[Any]) -> Any:
+async def within(work: Awaitable[T]) -> T:
     return await asyncio.wait_for(work, LIMIT_S)
 
 
-async def echo(_: Any, context: Any) -> None:
+async def echo(_: object, context: ServerContext) -> None:
     link: ServerBytes = ServerLink(context)
     try:
         while True:

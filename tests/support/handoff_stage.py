@@ -19,9 +19,10 @@ from baton.kv_transfer.granter import Computed, GrantReport, grant
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.reader import HandoffReader
+from baton.kv_transfer.session import ReaderLink
 from baton.proto import handoff_pb2
 from baton.runtime.config import HandoffConfig
-from baton.runtime.links import Link, MemoryLink, memory_link
+from baton.runtime.links import MemoryLink, memory_link
 
 T = TypeVar("T")
 
@@ -34,6 +35,9 @@ BLOCK_TOKENS = 4
 LONGEST_STORY_S = 10_000.0
 
 Item = Computed | handoff_pb2.FirstTokens | float | Exception  # a float: seconds of work
+
+ReaderEnd = MemoryLink[handoff_pb2.ReaderMessage, handoff_pb2.GranterMessage]
+GranterEnd = MemoryLink[handoff_pb2.GranterMessage, handoff_pb2.ReaderMessage]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -123,7 +127,7 @@ class Stage:
         self.sent: list[str] = []
         self.reports: list[GrantReport] = []
 
-    def opening(self, blocks: int = 6, held: int = 0, partial: int = 0) -> Any:
+    def opening(self, blocks: int = 6, held: int = 0, partial: int = 0) -> handoff_pb2.OpenHandoff:
         tokens = blocks * BLOCK_TOKENS + (partial - BLOCK_TOKENS if partial else 0)
         return handoff_pb2.OpenHandoff(
             handoff_id=b"H" * 16,
@@ -135,9 +139,9 @@ class Stage:
             lease_ms=round(self.config.lease_s * 1000),
         )
 
-    def granter_link(self, prompt: ScriptedPrompt) -> Link[Any, Any]:
+    def granter_link(self, prompt: ScriptedPrompt) -> Recorded:
         """A new stream; its far end is served at once, by a task that outlives the stream."""
-        ends: tuple[MemoryLink[Any, Any], MemoryLink[Any, Any]] = memory_link()
+        ends: tuple[ReaderEnd, GranterEnd] = memory_link()
         near, far = ends
         task = grant(far, lambda _: prompt, self.granter, GRANTER, self.config, self.checksum_cache)
         self.grants.append(asyncio.ensure_future(task))
@@ -145,7 +149,7 @@ class Stage:
 
     async def fetch(
         self,
-        link: Link[Any, Any],
+        link: ReaderLink,
         opening: handoff_pb2.OpenHandoff,
         own: Sequence[int],
         identities: Sequence[bytes],
@@ -170,18 +174,18 @@ class Stage:
 class Recorded:
     """A reader's link end that notes what is sent and can lose renewals."""
 
-    def __init__(self, link: MemoryLink[Any, Any], sent: list[str]) -> None:
+    def __init__(self, link: ReaderEnd, sent: list[str]) -> None:
         self._link = link
         self._sent = sent
         self.lose_renewals = False
 
-    async def send(self, message: Any) -> None:
-        kind = message.WhichOneof("kind")
+    async def send(self, message: handoff_pb2.ReaderMessage) -> None:
+        kind = str(message.WhichOneof("kind"))
         self._sent.append(kind)
         if not (self.lose_renewals and kind == "renew"):
             await self._link.send(message)
 
-    async def receive(self) -> Any:
+    async def receive(self) -> handoff_pb2.GranterMessage:
         return await self._link.receive()
 
     async def close(self) -> None:
@@ -210,15 +214,15 @@ def moved(stage: Stage, own: list[int], theirs: list[int]) -> bool:
     return bool(np.array_equal(stage.own[own], stage.granted[theirs]))
 
 
-def chunked(pause: float = 0.05) -> Any:
+def chunked(pause: float = 0.05) -> ScriptedPrompt:
     """Three chunks of two blocks, then the first token."""
-    items: list[Any] = []
+    items: list[Item] = []
     for first in (0, 2, 4):
         items += [pause, computed(first, THEIRS[first : first + 2])]
     return ScriptedPrompt([*items, first_tokens()])
 
 
-async def play(stage: Stage, prompt: Any, **opening: Any) -> Any:
+async def play(stage: Stage, prompt: ScriptedPrompt, **opening: int) -> FetchReport:
     """Fetch all six places; both ends finished."""
     held = opening.get("held", 0)
     full = 5 if opening.get("partial") else 6
@@ -231,7 +235,7 @@ async def play(stage: Stage, prompt: Any, **opening: Any) -> Any:
         stage.reports = await stage.ended()
 
 
-def nothing_left(stage: Stage, *prompts: Any) -> None:
+def nothing_left(stage: Stage, *prompts: ScriptedPrompt) -> None:
     assert [len(prompt.ended_at) for prompt in prompts] == [1] * len(prompts)
     assert stage.granter.holds == 0
     assert all(settled.done() for _, settled in stage.quarantined)

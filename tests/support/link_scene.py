@@ -9,10 +9,10 @@ from typing import Any
 
 from baton.proto import worker_pb2
 from baton.router.fleet.radix_index import RadixIndex
-from baton.router.fleet.unplaced import Unplaced
+from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.worker_link import WorkerLink
 from baton.runtime.config import RouterConfig
-from baton.runtime.links import LinkClosed, memory_link
+from baton.runtime.links import LinkClosed, MemoryLink, memory_link
 from baton.runtime.registry import WorkerRecord
 from baton.runtime.wire import ModelLimits
 from tests.support.waiting import eventually
@@ -21,13 +21,15 @@ BOOT = b"b" * 16
 CONFIG = RouterConfig(link_heartbeat_s=0.02, link_silence_s=5.0, link_grace_s=0.3)
 LIMITS = ModelLimits(300, 40, "f", "d", b"key")
 HELLO = worker_pb2.WorkerMessage(hello=LIMITS.hello("decode-0", BOOT, "decode", 4, 10))
+NearEnd = MemoryLink[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]  # the router's
+FarEnd = MemoryLink[worker_pb2.WorkerMessage, worker_pb2.RouterMessage]
 
 
 class MemoryDialer:
     """Each dialled link's far end comes out of `dialled`; block events are put in `blocks`."""
 
     def __init__(self) -> None:
-        self.dialled: asyncio.Queue[Any] = asyncio.Queue(100)
+        self.dialled: asyncio.Queue[FarEnd] = asyncio.Queue(100)
         self.blocks: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue(100)
         self.reachable = True
         self.write_s = 0.0  # after a message was sent, until the link takes the next one
@@ -40,10 +42,10 @@ class MemoryConnection:
     def __init__(self, dialer: MemoryDialer) -> None:
         self._dialer = dialer
 
-    def link(self) -> Any:
+    def link(self) -> NearEnd | SlowLink:
         if not self._dialer.reachable:
             raise LinkClosed("unreachable")
-        ends: tuple[Any, Any] = memory_link()
+        ends: tuple[NearEnd, FarEnd] = memory_link()
         near, far = ends
         self._dialer.dialled.put_nowait(far)
         return near if not self._dialer.write_s else SlowLink(near, self._dialer.write_s)
@@ -59,7 +61,7 @@ class MemoryConnection:
 class SlowLink:
     """The link `near`, on which each write takes `write_s`, as over a network."""
 
-    def __init__(self, near: Any, write_s: float) -> None:
+    def __init__(self, near: NearEnd, write_s: float) -> None:
         self._write_s = write_s
         self._near, self.receive, self.close = near, near.receive, near.close
 
@@ -100,7 +102,7 @@ class LinkScene:
     def __init__(self, worker_id: str = "decode-0", **changes: Any) -> None:
         config = replace(CONFIG, **changes)
         self.dialer, self.notes, self.index = MemoryDialer(), Notes(), RadixIndex()
-        self.unplaced = Unplaced()
+        self.unplaced = UnplacedRequests()
         record = WorkerRecord(worker_id, BOOT.hex(), "decode", "h:1", "", "m", 1)
         self.link = WorkerLink(
             record,
@@ -114,7 +116,7 @@ class LinkScene:
         )
         self.task = asyncio.create_task(self.link.run())
 
-    async def accept(self, hello: worker_pb2.WorkerMessage = HELLO) -> Any:
+    async def accept(self, hello: worker_pb2.WorkerMessage = HELLO) -> FarEnd:
         """The far end of the next link, after its hello was answered."""
         async with asyncio.timeout(20):
             far = await self.dialer.dialled.get()
@@ -125,7 +127,7 @@ class LinkScene:
             await eventually(lambda: self.link.up, every_s=0.005)
         return far
 
-    async def next(self, far: Any, kind: str) -> Any:
+    async def next(self, far: FarEnd, kind: str) -> Any:
         async with asyncio.timeout(20):
             while True:
                 message = await far.receive()

@@ -30,7 +30,7 @@ BATON = (sys.executable, "-P", "-m", "baton.deploy.cli.main")
 READY_S = 240.0
 TOKEN = "one secret for all hosts"
 API_KEY = "a-key-of-clients"  # of routers that other hosts reach
-KEY = {"Authorization": f"Bearer {API_KEY}"}
+HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
 class HostedProcesses:
@@ -101,7 +101,7 @@ class HostedProcesses:
         messages = [{"role": "user", "content": text}]
         body: dict[str, Any] = {"model": "small", "messages": messages, "temperature": 0}
         url = f"{self.url(name)}/v1/chat/completions"
-        answer = httpx.post(url, json=body | {"max_tokens": 12}, timeout=60, headers=KEY)
+        answer = httpx.post(url, json=body | {"max_tokens": 12}, timeout=60, headers=HEADERS)
         assert answer.status_code == 200, answer.text
         content: str = answer.json()["choices"][0]["message"]["content"]
         return content
@@ -154,6 +154,6 @@ class HostedProcesses:
 
 
 def _metric(url: str, metric: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=10, headers=KEY).text
+    text = httpx.get(f"{url}/metrics", timeout=10, headers=HEADERS).text
     (line,) = [line for line in text.splitlines() if line.startswith(f"{metric} ")]
     return float(line.split()[1])

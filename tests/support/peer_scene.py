@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import numpy as np
 
 from baton.engine.scheduling.blocks import BlockPool
 from baton.kv_transfer import handshake
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import MemoryExchange, MemoryMover
+from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.peers.bandwidth_probe import BandwidthProbe
 from baton.kv_transfer.peers.peer_client import PeerClient, grpc_dial
 from baton.kv_transfer.peers.registered_peers import RegisteredPeers
@@ -39,18 +41,20 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
         self.boot_id = boot_id
         self.pool = self.mover(boot_id).describe()
 
-    def handshake(self, worker_id: str, pool: Any) -> handoff_pb2.HandshakeMessage:
+    def handshake(self, worker_id: str, pool: PeerPool) -> handoff_pb2.HandshakeMessage:
         common = handshake.compatibility(
             "model", self.kv_dtype, block_size=4, layers=1, kv_heads=2, head_dim=4
         )
         return handshake.build(worker_id, pool, common)
 
-    async def Handshake(self, theirs: Any, context: Any) -> handoff_pb2.HandshakeMessage:
+    async def Handshake(
+        self, theirs: handoff_pb2.HandshakeMessage, context: object
+    ) -> handoff_pb2.HandshakeMessage:
         self.greetings += 1
         await self.gate.wait()
         return self.handshake("prefill-0", self.pool)
 
-    async def Open(self, _: Any, context: Any) -> None:
+    async def Open(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.read()
 
 

@@ -13,6 +13,7 @@ from baton.router.fleet.radix_index import Holders
 from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import KvFormat, WorkerView
+from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError
 
 SHAPE = KvFormat("f", "float32", 16)
@@ -31,10 +32,14 @@ def view(name: str, **fields: Any) -> Seen:
     return replace(made, **{"free_blocks": 1000, "total_blocks": 1000, **fields})
 
 
+def changed(worker: Seen, **fields: Any) -> Seen:
+    return replace(worker, **fields)
+
+
 def place(
     need: Need,
     workers: Sequence[Seen],
-    mode: Any,
+    mode: PlacementMode,
     *,
     read_cached: bool = True,
     draws: Random | None = None,

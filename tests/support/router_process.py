@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,7 +133,7 @@ async def _stop(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def refused(call: Any) -> grpc.aio.AioRpcError:
+async def refused(call: AsyncIterable[object]) -> grpc.aio.AioRpcError:
     """The error that a gRPC call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as found:
         async for _ in call:

@@ -7,6 +7,7 @@ NIXL may give, at a known time. Moves no bytes.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class ScriptedAgent:
     def get_agent_metadata(self) -> bytes:
         return b"metadata"
 
-    def prep_xfer_dlist(self, name: Any, rows: NDArray[np.uint64], kind: str) -> NixlHandle:
+    def prep_xfer_dlist(self, name: str, rows: NDArray[np.uint64], kind: str) -> NixlHandle:
         self._call("prep_xfer_dlist" if name == "NIXL_INIT_AGENT" else "prep_peer")
         self.descriptors[name] = rows
         self.memory[name] = kind
@@ -83,8 +84,13 @@ class ScriptedAgent:
         self._call("remove_remote_agent")
 
     def make_prepped_xfer(
-        self, kind: str, local: NixlHandle, own: Any, remote: NixlHandle, far: Any
-    ) -> Any:
+        self,
+        kind: str,
+        local: NixlHandle,
+        own: Sequence[int],
+        remote: NixlHandle,
+        far: Sequence[int],
+    ) -> NixlHandle:
         self._call("make_prepped_xfer")
         assert kind == "READ"  # I1: nothing is ever written into a peer
         self.indices.append((list(own), list(far)))

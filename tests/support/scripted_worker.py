@@ -26,6 +26,10 @@ def draw(tokens: list[int], seed: int, choice: int, vocabulary: int) -> int:
     return 3 + int.from_bytes(blake2b(text, digest_size=8).digest()) % (vocabulary - 3)
 
 
+Context = grpc.aio.ServicerContext[Any, Any]
+Stream = asyncio.Queue[worker_pb2.WorkerMessage | None]  # None: the link breaks
+
+
 @dataclass
 class Held:
     """A request on the fake worker, with all that was ever sent of it."""
@@ -129,10 +133,12 @@ class ScriptedWorker:
 
     # -- the Worker service ---------------------------------------------------------------------
 
-    async def Link(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+    async def Link(
+        self, requests: AsyncIterator[worker_pb2.RouterMessage], context: Context
+    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         hello = (await anext(aiter(requests))).hello
         self.received.append(worker_pb2.RouterMessage(hello=hello))
-        stream: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
+        stream: Stream = asyncio.Queue()
         stream.put_nowait(worker_pb2.WorkerMessage(hello=self._hello(hello)))
         self._resume(hello, stream)
         self._streams.add(stream)
@@ -150,7 +156,9 @@ class ScriptedWorker:
             beating.cancel()
             await asyncio.gather(reading, beating, return_exceptions=True)
 
-    async def WatchBlocks(self, _: Any, context: Any) -> AsyncIterator[Any]:
+    async def WatchBlocks(
+        self, _: worker_pb2.WatchBlocksRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.BlockEvents]:
         feed: asyncio.Queue[worker_pb2.BlockEvents] = asyncio.Queue()
         while not self.tells_blocks:
             # Tests set the switch while this call waits.
@@ -184,7 +192,7 @@ class ScriptedWorker:
             unknown_requests=[r.request_id for r in hello.resume if r.request_id not in self.held],
         )
 
-    def _resume(self, hello: worker_pb2.RouterHello, stream: asyncio.Queue[Any]) -> None:
+    def _resume(self, hello: worker_pb2.RouterHello, stream: Stream) -> None:
         named = {resume.request_id: resume for resume in hello.resume}
         for request_id in set(self.held) - set(named):
             self._drop(request_id)
@@ -200,7 +208,9 @@ class ScriptedWorker:
                 worker_pb2.WorkerMessage(outputs=worker_pb2.StepOutputs(outputs=again))
             )
 
-    async def _read(self, requests: Any, stream: asyncio.Queue[Any]) -> None:
+    async def _read(
+        self, requests: AsyncIterator[worker_pb2.RouterMessage], stream: Stream
+    ) -> None:
         async for message in requests:
             kind = message.WhichOneof("kind")
             if kind == "heartbeat":
@@ -228,7 +238,7 @@ class ScriptedWorker:
         if held is not None and held.task is not None:
             held.task.cancel()
 
-    async def _beat(self, stream: asyncio.Queue[Any]) -> None:
+    async def _beat(self, stream: Stream) -> None:
         while True:
             load = worker_pb2.Load(
                 running=len(self.held),

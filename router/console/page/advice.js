@@ -1,5 +1,6 @@
-// Recommendations of `baton advise --watch`: goodput with a prefill worker less, now and with one
-// more; why TTFT and ITL are as they are; what to change; and each change as it was simulated.
+// Recommendations of `baton advise --watch`: goodput with one prefill worker moved to decode, now,
+// and the reverse; why TTFT and ITL are as they are; what to change; and each change as it was
+// simulated.
 
 import { byId, el, fillRow, keyed, setAttribute, setText, tableRow } from "./dom.js";
 import { clock, count, milliseconds, plural } from "./format.js";

@@ -21,7 +21,7 @@ export function startHandoffs() {
           shortId(row.id),
           row.prefill || "–",
           row.decode,
-          row.answered ? "reads the rest" : "computes",
+          row.answered ? "rest of KV is read" : "prompt is computed",
           count(row.prompt),
           `${row.age_s.toFixed(1)} s`,
         ),

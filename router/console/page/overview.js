@@ -4,19 +4,20 @@ import { Chart } from "./chart.js";
 import { byId, el, keyed, setAttribute, setText } from "./dom.js";
 import { count, milliseconds } from "./format.js";
 
-// By outcome of `baton_recent_prefills`.
+// By outcome of `baton_recent_prefills`: what is a fault where no KV moves.
 const REMEDIES = {
   failed: "handoffs fail: the decode workers' logs have “handoff failed”",
   configured: "router.placement is local: set it to auto",
-  short: "handoffs would take longer than these prompts",
-  cached: "decode workers hold the prompts' prefixes",
   cheaper: "local prefill costs less: “Explain its placement” in the playground shows the costs",
   alone: "these requests were in steps that hung, and run alone: the router's log has “worker hung”",
   no_prefill_worker: "no prefill worker was linked when they were placed: send requests again",
-  incompatible: "prefill and decode workers differ in model, dtype or pool settings",
+  incompatible: "run all workers with the same model, dtype, pool settings, processor type and version; during an upgrade, wait until the workers of the other role are replaced too",
   too_large: "prompts do not fit into the prefill workers' pools",
   left: "prefill workers drain or restart",
 };
+
+// A decode worker prefills these better by itself: a fleet that gets no others is in order.
+const HARMLESS = ["short", "cached"];
 
 export function startOverview() {
   const charts = [
@@ -88,19 +89,26 @@ function late(milliseconds, objective_s) {
   return objective_s > 0 && milliseconds > 1000 * objective_s ? "bad" : "";
 }
 
-/** Warn, as `baton doctor` does, when prefill workers take work and no KV came from them of late. */
+/** The fault that kept most prompts from the prefill workers, as `baton doctor` judges: [reason,
+ * times], or undefined if KV moved for one, or none needed it. */
+export function mainFault({ moved = 0, ...reasons }) {
+  if (moved) return undefined;
+  const faults = Object.entries(reasons).filter(([reason]) => !HARMLESS.includes(reason));
+  return faults.sort((a, b) => b[1] - a[1])[0];
+}
+
+/** Warn when prefill workers take work and no KV came from them of late. */
 function drawWarning(state) {
   const prefill = Object.values(state.workers).filter(
     (worker) => worker.role === "prefill" && worker.state === "ready",
   );
-  const { moved = 0, ...rest } = state.sections.prefills;
-  const reasons = Object.entries(rest);
+  const fault = mainFault(state.sections.prefills);
   const node = byId("warning");
-  const shown = prefill.length > 0 && reasons.length > 0 && !moved;
+  const shown = prefill.length > 0 && fault !== undefined;
   if (node.hidden === shown) node.hidden = !shown;
   if (!shown) return;
-  const [reason, times] = reasons.sort((a, b) => b[1] - a[1])[0];
-  const all = reasons.reduce((sum, each) => sum + each[1], 0);
+  const [reason, times] = fault;
+  const all = Object.values(state.sections.prefills).reduce((sum, each) => sum + each, 0);
   const why = REMEDIES[reason] ?? reason;
   // The count changes each second, and is no part of what a screen reader reads out as an alert.
   setText(byId("warning-text"), `No KV comes from the prefill workers: ${why}.`);

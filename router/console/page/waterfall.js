@@ -16,8 +16,8 @@ export function rowsOf(trace) {
     }
   };
   add(trace.path, 0, "path");
-  trace.offers.forEach(([begin, , verified, blocks], place) => {
-    const took = trace.hidden_us[place]; // the rest is in `after`
+  trace.offers.forEach(([begin, , verified, blocks], index) => {
+    const took = trace.hidden_us[index]; // the rest is in `after`
     const name = `${plural(blocks, "block")} fetched${took < verified - begin ? " in part" : ""}`;
     if (took) rows.push({ name, where: trace.decode_worker, begin, took, kind: "behind" });
   });

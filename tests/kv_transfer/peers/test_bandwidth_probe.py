@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ async def test_a_transport_is_as_measured_until_the_peer_is_forgotten(
     await bench.mover.connect(bench.peer)
     assert bench.contact.transport(PEER) == "the memory mover"  # before it is measured
 
-    async def over_shared_memory(*_: Any, **__: Any) -> PreflightReport:
+    async def over_shared_memory(*_: object, **__: object) -> PreflightReport:
         name = "shared memory, a transport of UCX's choice (a hint)"
         return PreflightReport(name, 5.0, 0.1, 64, False, "host to host")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from baton.engine.scheduling.blocks import BlockPool, Hold
-from baton.kv_transfer.granter import Computed
+from baton.kv_transfer.granter import Computed, Granted, GrantedPrompt
 from baton.kv_transfer.peers.cached_prefix import CachedGranter, CachedPrefix
 from baton.kv_transfer.peers.converted_prompt import Converter
 from baton.proto import handoff_pb2
@@ -30,7 +30,7 @@ class Granting(Converter):
     def parts(self, opening: handoff_pb2.OpenHandoff) -> int:
         return self.each
 
-    def granted(self, prompt: Any, opening: handoff_pb2.OpenHandoff) -> Any:
+    def granted(self, prompt: GrantedPrompt, opening: handoff_pb2.OpenHandoff) -> GrantedPrompt:
         return prompt
 
 
@@ -54,11 +54,11 @@ class Holder:
 
     def admit(self, **fields: Any) -> CachedPrefix:
         opening = {"tokens": TOKENS, "cached_only": True, "request_id": "r", **fields}
-        prefix: Any = self._granter.admit(handoff_pb2.OpenHandoff(**opening))
-        return prefix
+        prefix = self._granter.admit(handoff_pb2.OpenHandoff(**opening))
+        return cast(CachedPrefix, prefix)
 
 
-async def events(prefix: CachedPrefix) -> list[Any]:
+async def events(prefix: CachedPrefix) -> list[Granted]:
     found = []
     while (event := await prefix.next()) is not None:
         found.append(event)
@@ -114,7 +114,7 @@ async def test_blocks_of_another_tenant_are_not_granted() -> None:
         ({"held_blocks": 5}, "nothing to grant"),
     ],
 )
-def test_what_is_out_of_bounds_is_named(fields: dict[str, Any], named: str) -> None:
+def test_what_is_out_of_bounds_is_named(fields: dict[str, object], named: str) -> None:
     holder = Holder(5)
     with pytest.raises(InvalidRequest, match=named):
         holder.admit(**fields)
@@ -136,7 +136,7 @@ async def test_no_more_is_granted_than_there_is_room_to_convert(blocks: int, gra
     prefix = holder.admit()
     named, *offers = await events(prefix)
     assert named == handoff_pb2.Held(blocks=granted)
-    assert [len(offer.targets) for offer in offers] == [2 * granted] * bool(granted)
+    assert [len(cast(Computed, offer).targets) for offer in offers] == [2 * granted] * bool(granted)
     assert holder.pool.counts().pinned == 3 * granted
     prefix.end()
     holder.pool.unpin(prefix.targets)

@@ -40,7 +40,7 @@ class Served:
     def open(self) -> Link:
         return ClientLink(self.stub.Open(metadata=credentials("token")))
 
-    def opening(self, tokens: list[int], **fields: Any) -> handoff_pb2.ReaderMessage:
+    def opening(self, tokens: list[int], **fields: object) -> handoff_pb2.ReaderMessage:
         values: dict[str, Any] = {
             "handoff_id": b"h" * 16,
             "granter_boot_id": self.node.worker.boot_id,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -86,7 +85,9 @@ async def test_a_restarted_peer_leaves_no_trace_of_its_former_life(scene: Scene)
 
 
 @asynccontextmanager
-async def another_peer(scene: Scene, boot_id: bytes) -> AsyncIterator[Callable[[], Any]]:
+async def another_peer(
+    scene: Scene, boot_id: bytes
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """A prefill worker at an address of its own; what is given opens a handoff to it."""
     peer, server = Peer(), open_server("token")
     peer.exchange = scene.peer.exchange

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.grammar.grammar_compiler import GrammarCompiler
 from baton.runtime.grammar.grammar_text import choice_grammar
 from baton.runtime.telemetry import tracing
 from tests.support.grammar_scene import small_vocabulary
+from tests.support.trace_collector import ListeningCollector
 
 
 def sample(name: str) -> float:
@@ -33,7 +32,7 @@ async def test_compiling_and_masks_are_counted() -> None:
     compiler.close()
 
 
-async def test_wait_for_a_grammar_is_a_span(collector: tuple[Any, str]) -> None:
+async def test_wait_for_a_grammar_is_a_span(collector: ListeningCollector) -> None:
     servicer, endpoint = collector
     tracing.setup("decode", endpoint)
     vocabulary = small_vocabulary()

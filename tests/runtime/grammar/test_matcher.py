@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import jsonschema
 import pytest
@@ -26,10 +25,11 @@ from tests.support.grammar_scene import (
     text_of,
     tokens_of,
 )
+from tests.support.json_values import JsonObject
 
 VOCABULARY = small_vocabulary()
 CHOICES = ["yes", "yesterday", "no", "éa", "ab", "abc", "abcab"]
-SCHEMAS: list[dict[str, Any]] = [
+SCHEMAS: list[JsonObject] = [
     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     {"type": "array", "items": {"enum": ["x", 1, None, True]}, "minItems": 1, "maxItems": 3},
     {"type": "string", "pattern": "^[ab]{1,4}$"},
@@ -71,7 +71,7 @@ def test_masks_lead_to_all_choices_and_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:40])
-def test_each_walk_through_the_masks_ends_in_a_valid_text(schema: dict[str, Any]) -> None:
+def test_each_walk_through_the_masks_ends_in_a_valid_text(schema: JsonObject) -> None:
     compiled = compile_grammar(json_schema_grammar(schema), VOCABULARY)
     draws = random.Random(7)
     ended = 0
@@ -175,9 +175,7 @@ def test_options_for_the_library_are_taken_out_of_a_schema() -> None:
         ({"properties": {"properties": {"type": "string"}}}, True),
     ],
 )
-def test_an_object_that_names_its_members_has_no_others(
-    schema: dict[str, Any], closed: bool
-) -> None:
+def test_an_object_that_names_its_members_has_no_others(schema: JsonObject, closed: bool) -> None:
     made = prepared_schema(schema)
     assert (made.get("additionalProperties") is False) == closed
     assert made["properties"] == schema["properties"]
@@ -196,7 +194,7 @@ def test_an_object_that_names_its_members_has_no_others(
         ({"enum": [1 << 60]}, str(1 << 60), "1"),
     ],
 )
-def test_digits_have_an_end(schema: dict[str, Any], right: str, wrong: str) -> None:
+def test_digits_have_an_end(schema: JsonObject, right: str, wrong: str) -> None:
     compiled = compile_grammar(json_schema_grammar(schema), VOCABULARY)
     for text, whole in ((right, True), (wrong, False)):
         matcher = compiled.matcher()

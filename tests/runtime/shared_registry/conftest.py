@@ -25,7 +25,7 @@ TWO = WorkerRecord("prefill-0", "b" * 32, "prefill", "10.0.0.2:1", "10.0.0.2:2",
 OpenRegistry = Callable[..., RegistryClient]
 
 
-def binaries() -> list[Any]:
+def binaries() -> list[object]:
     """Return every server of this machine, Redis or Valkey; the second runs in `make nightly`."""
     found = [pytest.param(path, id=Path(path).name) for path in server_binaries()]
     nightly = [pytest.param(*each.values, id=each.id, marks=pytest.mark.nightly) for each in found]

@@ -23,6 +23,7 @@ from chaos.redis_server import RedisServer, running_server, server_binaries
 from tests.runtime.shared_registry.conftest import ONE, TOKEN, TWO, OpenRegistry
 from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
+from tests.support.redis_server import required_binary
 from tests.support.waiting import eventually
 
 LIMIT_S = 30.0
@@ -84,7 +85,8 @@ async def test_members_are_listed_by_every_reader(open_client: OpenRegistry) -> 
 
 
 async def test_every_kind_of_server_lists_members(tmp_path: Path) -> None:
-    """All tests of this folder run on each kind in `make nightly`."""
+    """All tests with the fixture `server` run on each kind in `make nightly`."""
+    required_binary()
     for number, binary in enumerate(server_binaries()):
         folder = tmp_path / str(number)
         folder.mkdir()

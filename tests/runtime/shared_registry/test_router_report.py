@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from baton.runtime.shared_registry.router_report import (
     RouterReport,
 )
 from baton.runtime.shared_registry.signed_entry import EntrySigner
+from tests.support.json_values import JsonObject
 
 REPORT = RouterReport("a" * 32, 7, ("b" * 32,), (("c" * 32, 2, 300),), "node-1")
 SIGNER = ReportSigner(("token",))
@@ -83,7 +83,7 @@ def test_nesting_too_deep_to_be_written_again_is_refused() -> None:
         {"more": 1},
     ],
 )
-def test_signed_report_that_cannot_be_true_is_refused(changed: dict[str, Any]) -> None:
+def test_signed_report_that_cannot_be_true_is_refused(changed: JsonObject) -> None:
     content = json.loads(SIGNER.write(REPORT))
     del content["signature"]
     content |= changed

@@ -86,7 +86,6 @@ class Kubectl:
             "events": lambda: event_rows(self._cluster.events),
             "jobs": self._job_rows,
             "statefulset": self._set_rows,
-            "raycluster": self._ray_rows,
         }
         if given.kind not in rows or given.name:
             raise ValueError(f"get {given.kind} {given.name} is not known here")
@@ -113,14 +112,6 @@ class Kubectl:
             name = each["metadata"]["name"]
             ready = sum(pod.ready for pod in self._cluster.owned_by(name))
             rows.append((name, f"{ready}/{each['spec']['replicas']}"))
-        return rows
-
-    def _ray_rows(self) -> list[Sequence[object]]:
-        rows: list[Sequence[object]] = [("NAME", "DESIRED WORKERS", "AVAILABLE WORKERS")]
-        for name, each in self._cluster.api.rayclusters.objects.items():
-            wanted = sum(int(group["replicas"]) for group in each["spec"]["workerGroupSpecs"])
-            workers = self._labelled(f"ray.io/cluster={name},ray.io/node-type=worker")
-            rows.append((name, wanted, sum(pod.ready for pod in workers)))
         return rows
 
     def _describe(self, given: Namespace) -> str:
@@ -179,9 +170,9 @@ class Kubectl:
 
     def _scale(self, given: Namespace) -> str:
         kind, _, name = given.target.partition("/")
+        if kind != "deployment":
+            raise ValueError(f"scale {given.target} is not known here")
         replicas = int(given.replicas)
-        if kind == "statefulset":
-            self._cluster.api.scales.put(name, replicas)
         self._cluster.change(KINDS[kind], name, lambda each: scaled(each, replicas))
         return f"{kind}.apps/{name} scaled\n"
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
+from tests.support.json_values import Json
 from tests.support.pods.kuberay import patched
 
 Document = dict[str, Any]
@@ -60,7 +61,7 @@ class RayClusters:
         """Change an object. Raises ValueError or LookupError (`patched`)."""
         self.changed(self.put(patched(self.objects[name], operations)))
 
-    def answer(self, method: str, name: str, body: Any, *, dry: bool) -> tuple[int, Document]:
+    def answer(self, method: str, name: str, body: Json, *, dry: bool) -> tuple[int, Document]:
         """Return status and object of a call."""
         if name not in self.objects:
             return 404, {"message": f"{name} not found"}

@@ -28,6 +28,7 @@ from baton.deploy.host.certificate_forms import (
     pem_of,
     process_certificate,
 )
+from tests.support.json_values import Json
 from tests.support.pods.rayclusters import (
     DISCOVERY,
     POD,
@@ -100,7 +101,7 @@ class SecretsServer:
         encoded = {key: b64encode(value).decode() for key, value in data.items()}
         self._store(name, {"metadata": {"name": name}, "type": "Opaque", "data": encoded})
 
-    def answer(self, method: str, path: str, token: str, body: Any) -> tuple[int, Document]:
+    def answer(self, method: str, path: str, token: str, body: Json) -> tuple[int, Document]:
         """Return status and object of a call."""
         if token in self._tokens:
             if path.partition("?")[0] in DISCOVERED:
@@ -146,7 +147,7 @@ class SecretsServer:
         return self.scales.answer(method, name, body, dry=bool(found["dry"]))
 
     def _raycluster(
-        self, method: str, found: re.Match[str], token: str, body: Any
+        self, method: str, found: re.Match[str], token: str, body: Json
     ) -> tuple[int, Document]:
         account, name = self._tokens[token], found["name"]
         may = self._may(account, VERBS[method], "rayclusters", name)

@@ -10,7 +10,16 @@ from tests.support.operations_page import documented_commands
 from tests.support.pods.programs import Programs
 
 TYPED_S = 400.0
+# Else the script's output stays open as long as one of them runs.
+END_JOBS = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
 PLACES = "/usr/local/bin:/usr/bin:/bin:/usr/sbin"
+
+
+def listening(port: int | str) -> str:
+    """Return the line of a script that waits until a port is open which its last job forwards; it
+    fails if that job has ended."""
+    opened = f"(: < /dev/tcp/127.0.0.1/{port}) 2>/dev/null"
+    return f"until {opened}; do kill -0 $! || exit 1; sleep 0.05; done"
 
 
 @dataclass(slots=True)
@@ -23,9 +32,9 @@ class User:
     used: list[str] = field(default_factory=list)
 
     def shell(self, script: str) -> subprocess.Popen[str]:
-        """Start a script on the user's machine."""
+        """Start a script on the user's machine. What it leaves in the background ends with it."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, "bash", "-ec", script],
+            ["ip", "netns", "exec", self.namespace, "bash", "-ec", f"{END_JOBS}\n{script}"],
             env={"PATH": f"{self.programs.folder}:{self.path}"},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip

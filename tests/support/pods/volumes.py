@@ -36,11 +36,7 @@ def volumes_of(
         if "emptyDir" in volume:
             made[name] = Mount(_empty(folder, place, volume["emptyDir"] or {}), name, False)
         elif "secret" in volume:
-            data = api.data(volume["secret"]["secretName"])
-            if items := volume["secret"].get("items"):
-                data = {each["path"]: data[each["key"]] for each in items}
-            mode = int(volume["secret"].get("defaultMode", 0o644))
-            made[name] = Mount(_files(folder, data, mode, place.group), name)
+            made[name] = Mount(_secret_files(volume, place, api), name)
         elif "configMap" in volume:
             found = config_maps[volume["configMap"]["name"]]["data"]
             data = {key: text.encode() for key, text in found.items()}
@@ -84,9 +80,17 @@ def refresh_secret(spec: Document, place: ContainerPlace, name: str, api: Secret
     """Write a Secret's data again where a pod mounts it."""
     for volume in spec.get("volumes", ()):
         if volume.get("secret", {}).get("secretName") == name:
-            mode = int(volume["secret"].get("defaultMode", 0o644))
-            folder = place.folder / "volatile" / volume["name"]
-            _files(folder, api.data(name), mode, place.group)
+            _secret_files(volume, place, api)
+
+
+def _secret_files(volume: Document, place: ContainerPlace, api: SecretsServer) -> Path:
+    """Write the files of a volume that mounts a Secret, or those of its `items`."""
+    secret = volume["secret"]
+    data = api.data(secret["secretName"])
+    if items := secret.get("items"):
+        data = {each["path"]: data[each["key"]] for each in items}
+    folder = place.folder / "volatile" / volume["name"]
+    return _files(folder, data, int(secret.get("defaultMode", 0o644)), place.group)
 
 
 def _files(folder: Path, data: Mapping[str, bytes], mode: int, group: int) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from baton.proto import worker_pb2
 
 
-class Unplaced:
+class UnplacedRequests:
     """`waiting`: requests that wait for a worker; `refused`: so many were refused because workers
     had no room."""
 
@@ -17,5 +17,5 @@ class Unplaced:
         self.waiting = self.refused = 0
 
     def heartbeat(self) -> worker_pb2.RouterMessage:
-        reported = worker_pb2.Unplaced(waiting=self.waiting, refused=self.refused)
+        reported = worker_pb2.UnplacedRequests(waiting=self.waiting, refused=self.refused)
         return worker_pb2.RouterMessage(heartbeat=worker_pb2.Heartbeat(unplaced=reported))
