@@ -39,7 +39,7 @@ PACKAGES := decode_worker deploy engine kv_transfer models planner prefill_worke
 # after them, the others, which wait for most of their time, four at a time. Tests that measure how
 # long something takes are marked `timed` and run last, four at a time too: they wait for two thirds
 # of theirs.
-PODS := $(patsubst %,tests/helm/test_%.py,kubectl operator_commands release_under_load rendered_pods roles_under_load rotation_under_load running_controller running_ray_models running_ray_scale running_raycluster running_redis running_release running_scale)
+PODS := $(patsubst %,tests/helm/test_%.py,kind_cluster kubectl operator_commands release_under_load rendered_pods roles_under_load rotation_under_load running_controller running_ray_models running_ray_scale running_raycluster running_redis running_release running_scale)
 FLEETS := tests/chaos tests/clients tests/e2e $(PODS)
 # Two at a time run those that compare tokens and wait for events. One after the other run all else:
 # what bounds or compares times (demo, timeline, console, bad_input), gives requests the time of a

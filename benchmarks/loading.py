@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from baton.engine.checkpoint import weights
-from baton.engine.cpu.linear import CpuMatrices
+from baton.engine.execution.backend_choice import CpuBackend
 from baton.engine.spec.model_spec import read_spec
 from baton.models.embedded import embedded_model
 from benchmarks.figures.report import Figure, at_most, parser, report
@@ -46,11 +46,16 @@ def load(folder: Path, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     weights._THREADS = min(threads, weights._THREADS)
     kept = weights.load_weights(
-        embedded_model(), read_spec(embedded_model()), torch.bfloat16, CpuMatrices()
+        embedded_model(),
+        read_spec(embedded_model()),
+        torch.bfloat16,
+        CpuBackend().matrices(torch.bfloat16),
     )
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts again
     before, start = _highest_bytes(), time.perf_counter()
-    kept = weights.load_weights(folder, read_spec(folder), torch.bfloat16, CpuMatrices())
+    kept = weights.load_weights(
+        folder, read_spec(folder), torch.bfloat16, CpuBackend().matrices(torch.bfloat16)
+    )
     seconds, peak = time.perf_counter() - start, _highest_bytes() - before
     assert len(kept.layers) > 0
     return {"seconds": seconds, "peak_bytes": peak}

@@ -4,7 +4,7 @@ python -m benchmarks.quantization [--json FILE]
 
     product_error_FORM     of a matrix product, relative (norm over norm): normal weights, 4096^2
     logits_error_FORM      of a random model's logits over 256 tokens, against its bf16 weights
-    ms_FORM_ROWS           of that product for 1, 8, 32 and 512 rows; bf16 is `CpuMatrix`
+    ms_FORM_ROWS           of that product for 1, 8, 32 and 512 rows; bf16 is the CPU backend's
 
 Times are the processor time of one thread, so that neighbours disturb them little: medians of
 interleaved rounds, over several matrices in turn. The model: Qwen3-shaped, 8 layers of 512.
@@ -25,8 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from baton.engine.cpu.linear import CpuMatrix
-from baton.engine.cpu.linear_quantized import QuantizedMatrix
+from baton.engine.execution.backend_choice import CpuBackend
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from baton.engine.model.quantized_weight import QuantizedWeight, quantize_int4, quantize_int8
@@ -76,9 +75,10 @@ def product_figures() -> list[Figure]:
     plain = [torch.randn(SIZE, SIZE).to(torch.bfloat16) for _ in range(COPIES)]
     x = torch.randn(max(ROWS), SIZE).to(torch.bfloat16)
     wanted = x[:32].float() @ plain[0].float().T
-    products: dict[str, list[Any]] = {"bf16": [CpuMatrix(weight) for weight in plain]}
+    matrices = CpuBackend().matrices(torch.bfloat16)
+    products: dict[str, list[Any]] = {"bf16": [matrices.plain(weight) for weight in plain]}
     for name, form in FORMS.items():
-        products[name] = [QuantizedMatrix(form(weight)) for weight in plain]
+        products[name] = [matrices.quantized(form(weight), None, weight.dtype) for weight in plain]
     errors = [
         Figure(f"product_error_{name}", error(made[0](x[:32]), wanted))
         for name, made in products.items()

@@ -21,12 +21,9 @@ from baton.decode_worker.scheduler import DecodeScheduler
 from baton.decode_worker.sequences import Group, Request
 from baton.engine.scheduling.blocks import BlockPool, Hold
 from baton.kv_transfer.fetch_report import FetchReport
-from baton.kv_transfer.mover import Mover
-from baton.kv_transfer.peers.handoff_reads import HandoffReads, SharedConnectionLost
-from baton.kv_transfer.peers.registered_peers import Peers
+from baton.kv_transfer.peers.handoff_reads import HandoffReads, ReadingWorker, SharedConnectionLost
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import handoff_metrics, logs
-from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
     AnswerOverdue,
     BatonError,
@@ -42,7 +39,6 @@ from baton.runtime.errors import (
     WorkerLost,
 )
 from baton.runtime.telemetry import tracing
-from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.kv_bridge import loses
 
 log = logs.get(__name__)
@@ -70,26 +66,20 @@ class Handoffs:
 
     def __init__(
         self,
-        peers: Peers,
-        mover: Mover,
-        boot_id: bytes,
-        config: HandoffConfig,
-        limits: ModelLimits,
+        worker: ReadingWorker,
         pool: BlockPool,
         scheduler: DecodeScheduler,
-        new_id: Callable[[], bytes],
-        wall_offset_s: float,
         on_room: Callable[[], None],
     ) -> None:
-        self._peers = peers
-        self._reads = HandoffReads(peers, mover, config, limits, pool.block_size)
-        self._kv_dtype = limits.kv_dtype
-        self._boot_id = boot_id
-        self._config = config
+        self._peers = worker.peers
+        self._reads = HandoffReads(worker)
+        self._kv_dtype = worker.limits.kv_dtype
+        self._boot_id = worker.boot_id
+        self._config = worker.config
         self._pool = pool
         self._scheduler = scheduler
-        self._new_id = new_id  # 16 random bytes
-        self._wall_offset_s = wall_offset_s
+        self._new_id = worker.new_id
+        self._wall_offset_s = worker.wall_offset_s
         self._on_room = on_room  # blocks have left quarantine
         self._withheld: dict[bytes, float] = {}  # by boot id: the end of its penalty
         self.open = 0

@@ -127,7 +127,7 @@ class Speculator:
         share = self._watch.add(proposed=item.proposed, accepted=accepted)
         if share is not None:
             log.warning(
-                "proposal acceptance low",
+                "proposals seldom accepted",
                 proposer=self._name,
                 accepted_share=round(share, 4),
                 detail="few proposals are accepted: another worker.speculate may fit this traffic",

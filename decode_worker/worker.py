@@ -35,6 +35,7 @@ from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.cached_prefix import CachedGranter
 from baton.kv_transfer.peers.converted_prompt import Converter
 from baton.kv_transfer.peers.grants import Grants
+from baton.kv_transfer.peers.handoff_reads import ReadingWorker
 from baton.kv_transfer.peers.registered_peers import Peers, degraded_entries
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import logs, metrics
@@ -93,29 +94,29 @@ class DecodeWorker:
         self.health, self.draining = self.loop.health, self.loop.draining
         self._grammars = grammars or GrammarCompiler(None)
         self._compiling: set[asyncio.Task[None]] = set()  # grammars of requests not yet queued
-        self._pool = pool
+        self._pool, self._peers = pool, peers
         self._mover = mover
-        self._peers = peers
         self._limits, self._local_tokens = limits, config.step.local_prefill_tokens
         self._last_end_s: float | None = None  # of a step that another one follows at once
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         self._scheduler = DecodeScheduler(
             pool, config.step, limits.key, engine.draw_costs, speculator
         )
-        self._handoffs = Handoffs(
-            peers,
-            mover,
-            boot_id,
-            config.handoff,
-            limits,
-            pool,
-            self._scheduler,
-            new_id,
-            wall_offset_s,
-            self.loop.wake.set,
+        reading = ReadingWorker(
+            peers=peers,
+            mover=mover,
+            boot_id=boot_id,
+            config=config.handoff,
+            limits=limits,
+            block_size=pool.block_size,
+            new_id=new_id,
+            wall_offset_s=wall_offset_s,
         )
+        self._handoffs = Handoffs(reading, pool, self._scheduler, self.loop.wake.set)
         handoff, wake, size = config.handoff, self.loop.wake.set, pool.block_size
-        converter = Converter(conversions, limits, mover, boot_id, handoff, pool.unpin, wake)
+        converter = Converter(
+            conversions, limits, mover, boot_id, handoff, unpin=pool.unpin, on_unpin=wake
+        )
         spare_blocks = partial(gauges.spare_blocks, pool, self._scheduler)
         cached = CachedGranter(pool, limits, size, self.draining, spare_blocks, converter)
         self.grants = Grants(cached.admit, mover, boot_id, handoff, None, wake)

@@ -39,6 +39,7 @@ class FetchLedger:
         cells: Sequence[tuple[int, ...]],
         tags: Sequence[bytes],
         peer: PeerPool,
+        *,
         slabs: int,
         block_size: int,
         each: int = 1,

@@ -7,7 +7,7 @@ owns it. Times are the event loop's, in seconds; a time is undefined if its even
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baton.runtime.telemetry.timeline import covered
@@ -70,22 +70,38 @@ class FetchReport:
         """Record a READ that begins now."""
         self.reads += 1
         self.bytes += len(indices) * block_bytes
-        offers = [self._offer(index) for index in indices]
-        for offer in offers:
-            offer.bytes += block_bytes
-        for offer in {offer.first: offer for offer in offers}.values():
+        taken: dict[int, OfferTimes] = {}
+        for offer, blocks in self._runs(indices):
+            offer.bytes += blocks * block_bytes
+            taken[offer.first] = offer
+        for offer in taken.values():
             offer.reads += 1
 
     def record_landed(self, indices: Sequence[int], now: float) -> None:
-        for index in indices:
-            self._offer(index).landed = now
+        for offer, _ in self._runs(indices):
+            offer.landed = now
 
     def record_verified(self, indices: Sequence[int], now: float) -> None:
         """Record that these indices are verified, each once."""
-        for offer in map(self._offer, indices):
-            offer._unverified -= 1
+        for offer, blocks in self._runs(indices):
+            offer._unverified -= blocks
             if offer._unverified == 0:
                 offer.verified = now
+
+    def _runs(self, indices: Sequence[int]) -> Iterator[tuple[OfferTimes, int]]:
+        """Yield the offers of `indices` in turn, each with how many of its blocks follow each
+        other there. An offer is looked up once for a run: this is on the decode worker's loop."""
+        offer: OfferTimes | None = None
+        first = end = count = 0
+        for index in indices:
+            if not first <= index < end:
+                if offer is not None:
+                    yield offer, count
+                offer, count = self._offer(index), 0
+                first, end = offer.first, offer.first + offer.blocks
+            count += 1
+        if offer is not None:
+            yield offer, count
 
     def _offer(self, index: int) -> OfferTimes:
         return self.offers[bisect_right(self.offers, index, key=lambda offer: offer.first) - 1]

@@ -106,25 +106,30 @@ class GrantReport:
     request_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GrantingWorker:
+    """The worker that grants, as its handoffs need it. `checksum_cache` has the checksums of
+    blocks that are offered again and again, such as those of shared prefixes."""
+
+    mover: Mover
+    boot_id: bytes
+    config: HandoffConfig
+    checksum_cache: ChecksumCache | None = None
+
+
 async def grant(
     link: GranterLink,
     admit: Admit,
-    mover: Mover,
-    boot_id: bytes,
-    config: HandoffConfig,
-    checksum_cache: ChecksumCache | None = None,
+    worker: GrantingWorker,
     on_offer: Callable[[], None] = lambda: None,
 ) -> GrantReport:
     """Serve one handoff to its end. Returns when none of its blocks is pinned.
 
     `admit` may raise (Overloaded, InvalidRequest); the error is sent to the reader. Cancellation
     counts as a broken stream: the blocks stay pinned until the lease ends, then CancelledError is
-    raised. `checksum_cache` has the checksums of shared prefixes. `on_offer` is called with each
-    offer.
+    raised. `on_offer` is called with each offer.
     """
-    handoff = asyncio.create_task(
-        _serve(link, admit, mover, boot_id, config, checksum_cache, on_offer)
-    )
+    handoff = asyncio.create_task(_serve(link, admit, worker, on_offer))
     cancelled = False
     while not handoff.done():
         try:
@@ -138,19 +143,13 @@ async def grant(
 
 
 async def _serve(
-    link: GranterLink,
-    admit: Admit,
-    mover: Mover,
-    boot_id: bytes,
-    config: HandoffConfig,
-    checksum_cache: ChecksumCache | None,
-    on_offer: Callable[[], None],
+    link: GranterLink, admit: Admit, worker: GrantingWorker, on_offer: Callable[[], None]
 ) -> GrantReport:
     started, request_id = _now(), ""
     try:
-        opening = await _opening(link, config)
+        opening = await _opening(link, worker.config)
         request_id, received = opening.request_id, _now()
-        _check(opening, boot_id)
+        _check(opening, worker.boot_id)
         prompt = admit(opening)
     except LinkClosed as error:
         return GrantReport("refused", failure=error)
@@ -158,13 +157,11 @@ async def _serve(
         await _send_failure(link.send, error)
         await link.close()
         return GrantReport("refused", 0, _now() - started, error, request_id)
-    mover.hold_progress()
+    worker.mover.hold_progress()
     try:
-        return await _Handoff(
-            link, opening, received, prompt, mover, boot_id, config, checksum_cache, on_offer
-        ).run()
+        return await _Handoff(link, opening, received, prompt, worker, on_offer).run()
     finally:
-        mover.drop_progress()
+        worker.mover.drop_progress()
         prompt.end()
 
 
@@ -202,12 +199,10 @@ class _Handoff:
         opening: handoff_pb2.OpenHandoff,
         received: float,
         prompt: GrantedPrompt,
-        mover: Mover,
-        boot_id: bytes,
-        config: HandoffConfig,
-        checksum_cache: ChecksumCache | None,
-        on_offer: Callable[[], None] = lambda: None,
+        worker: GrantingWorker,
+        on_offer: Callable[[], None],
     ) -> None:
+        config = worker.config
         self._link = link
         self._opening = opening
         self._lease_ms = min(opening.lease_ms, int(config.lease_s * 1000))
@@ -216,12 +211,12 @@ class _Handoff:
         deadline_ms = min(opening.deadline_ms or MAX_DEADLINE_MS, MAX_DEADLINE_MS)
         self._renewable_until = received + (deadline_ms + 2 * self._lease_ms) / 1000
         self._prompt = prompt
-        self._mover = mover
-        self._boot_id = boot_id
+        self._mover = worker.mover
+        self._boot_id = worker.boot_id
         self._verify = config.verify
-        self._cache = checksum_cache
+        self._cache = worker.checksum_cache
         self._on_offer = on_offer
-        self._sum_blocks = max(1, config.read_bytes // mover.describe().block_bytes)
+        self._sum_blocks = max(1, config.read_bytes // worker.mover.describe().block_bytes)
         self._sending = asyncio.Lock()
         self.to_checksum: asyncio.Queue[Computed] = asyncio.Queue(OFFER_QUEUE)
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -37,16 +37,17 @@ def compatibility(
     layers: int,
     kv_heads: int,
     head_dim: int,
+    *,
     tp_size: int = 1,
     tp_rank: int = 0,
-    *,
     verify: bool = True,
-    draft_fingerprint: str = "",
-    deterministic_split: str = "",
+    draft_fingerprint: str | None = None,
+    deterministic_split: str | None = None,
     bridged_dtypes: Sequence[str] = (),
     bridges_sizes: bool = False,
 ) -> handoff_pb2.Compatibility:
-    """Return the properties that a pool must share with its peers, with this package's versions."""
+    """Return the properties that a pool must share with its peers, with this package's versions. A
+    field that is None is absent in the message, where it reads as empty."""
     return handoff_pb2.Compatibility(
         protocol_version=PROTOCOL_VERSION,
         model_fingerprint=model_fingerprint,
@@ -68,10 +69,10 @@ def compatibility(
 
 
 def build(
-    worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility, host: str = ""
+    worker_id: str, pool: PeerPool, common: handoff_pb2.Compatibility, host: str | None = None
 ) -> handoff_pb2.HandshakeMessage:
     """Return a worker's handshake message; `pool` is its mover's description, `host` the same for
-    all workers of a machine (see peers/host_id.py), empty if not known."""
+    all workers of a machine (see peers/host_id.py), None if not known."""
     return handoff_pb2.HandshakeMessage(
         worker_id=worker_id,
         boot_id=pool.boot_id,
@@ -103,7 +104,7 @@ def terms(message: handoff_pb2.HandshakeMessage) -> str:
     names = (field.name for field in common.DESCRIPTOR.fields)
     named = [(n, getattr(common, n)) for n in names if n not in _MAY_DIFFER | _ROUTERS_COMPARE]
     named += [("mover", pool.mover), *sorted(pool.versions.items())]
-    return ", ".join(f"{name} {value}" for name, value in named if value != "")
+    return ", ".join(f"{name} {value}" for name, value in named if value != "")  # "": absent
 
 
 def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> None:
@@ -143,11 +144,12 @@ def check(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessa
         f"{name} {here!r} here, {there!r} there" for name, here, there in pairs if here != there
     ]
     if wrong:
-        raise Incompatible(
-            f"{_pair(mine, theirs)}: {'; '.join(wrong)}"
-            + ("" if bridged else _bridges(ours, other))
-            + ("" if sizes_fit else _size_remedy(ours, other))
-        )
+        remarks = []
+        if not bridged and ours.kv_dtype != other.kv_dtype:
+            remarks.append(_conversions(ours, other))
+        if not sizes_fit:
+            remarks.append(_size_remedy(ours, other))
+        raise Incompatible(f"{_pair(mine, theirs)}: {'; '.join(wrong)}{''.join(remarks)}")
 
 
 def _pair(mine: handoff_pb2.HandshakeMessage, theirs: handoff_pb2.HandshakeMessage) -> str:
@@ -165,10 +167,8 @@ def _slab_bytes(side: handoff_pb2.HandshakeMessage) -> int:
     return int(pools[0].block_bytes if pools else side.pool.block_bytes) // held
 
 
-def _bridges(ours: handoff_pb2.Compatibility, other: handoff_pb2.Compatibility) -> str:
-    """Return what each side converts KV to, if that would have to be more."""
-    if ours.kv_dtype == other.kv_dtype:
-        return ""
+def _conversions(ours: handoff_pb2.Compatibility, other: handoff_pb2.Compatibility) -> str:
+    """Return what each side converts KV to, which would have to be more."""
     here, there = (" or ".join(side.bridged_dtypes) or "nothing" for side in (ours, other))
     return f" (KV is converted to {here} here, to {there} there)"
 
@@ -280,7 +280,7 @@ def as_read(
         return pool
     return replace(
         pool,
-        kv_dtype="" if here[0] == there[0] else there[0],
+        kv_dtype=None if here[0] == there[0] else there[0],
         block_size=0 if ratio.alike else there[1],
         unit_bytes=own_bytes * ratio.split // ratio.joined,
         ratio=ratio,

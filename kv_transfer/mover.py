@@ -31,7 +31,7 @@ class PeerPool:
     """A peer's pool, from the peer's handshake. `memory` and `device_id` are NIXL's memory type and
     the peer's device number; they may differ from the own ones. `versions` are those of the
     mover's libraries, which must be equal. `kv_dtype` and `block_size` are those of a peer that
-    stores KV in another way, else empty and 0; `unit_bytes` is then what an offered index names
+    stores KV in another way, else None and 0; `unit_bytes` is then what an offered index names
     (see read_shape.py), else 0: a block. `rank_pools` are those of its ranks, if each has one for
     its part of the `kv_heads`; `block_bytes` is then their sum. `ratio`: of its block size and the
     own one."""
@@ -45,7 +45,7 @@ class PeerPool:
     device_id: int = 0
     memory: str = "DRAM"
     versions: Mapping[str, str] = field(default_factory=dict)
-    kv_dtype: str = ""
+    kv_dtype: str | None = None
     block_size: int = 0
     unit_bytes: int = 0
     ratio: BlockRatio = ALIKE

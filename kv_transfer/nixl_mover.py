@@ -213,7 +213,7 @@ class NixlMover:
 
         step = units_each(self._pool, shape.unit_bytes)
         summed = None if seeds is None else landed
-        segments = cut(boot_id, remote, local, step, summed, ended, parts)
+        segments = cut(boot_id, remote, local, step, summed, ended, parts=parts)
         read.segments = segments[0].read
         if len(self._segments) and len(self._segments) + len(segments) > self._max_segments:
             read.end(ReadFailed("the mover has too many READs waiting"))

@@ -86,6 +86,7 @@ def cut(
     step: int,
     landed: Landed | None,
     ended: Ended,
+    *,
     parts: tuple[int, int] = (1, 1),
 ) -> list[ReadSegment]:
     """Divide a READ of at least one unit into segments of `step` units, in order. `parts`: blocks

@@ -130,10 +130,10 @@ class HandoffReader:
                 cells,
                 tags,
                 peer,
-                shape.granter_slabs or self._mover.slabs,
-                peer.block_size or self._block_size,
-                shape.granter_parts,
-                shape.slabs,
+                slabs=shape.granter_slabs or self._mover.slabs,
+                block_size=peer.block_size or self._block_size,
+                each=shape.granter_parts,
+                read_slabs=shape.slabs,
             )
             self._begun = True
             self._session.start(opening)
@@ -318,12 +318,12 @@ class HandoffReader:
         due = float("inf")
         if self._unverified:
             due = max(self._checksums_at, self._unverified[0].since)
-        if self._owed():
+        if self._owed() is not None:
             due = min(due, self._answered_at)
         return due + self._config.read_timeout_s
 
-    def _owed(self) -> str:
-        """Return what the granter owes now beside checksums; empty if nothing. Offers of blocks
+    def _owed(self) -> str | None:
+        """Return what the granter owes now beside checksums; None if nothing. Offers of blocks
         that it still computes are not owed: a prompt may wait, and the router watches the granter's
         steps. A granter of cached blocks computes nothing."""
         offered, first = self._ledger.all_offered, self._first_received
@@ -331,7 +331,7 @@ class HandoffReader:
             return "number of held blocks"
         if not offered and (first or self._cached_only):
             return "offers"
-        return "first tokens" if offered and not first else ""
+        return "first tokens" if offered and not first else None
 
     def _watch_answers(self) -> None:
         if self._overdue_timer is None and not self._outcome.done():
@@ -345,7 +345,8 @@ class HandoffReader:
         if _now() < self._answers_due():  # an answer has come in between
             self._watch_answers()
             return
-        missing = self._owed() or "checksums"
+        owed = self._owed()
+        missing = "checksums" if owed is None else owed
         self._fail(
             AnswerOverdue(
                 f"worker {self._peer.hex()[:8]} keeps its lease and has sent no {missing} for "

@@ -1,4 +1,4 @@
-"""Fits a timing model to measured samples, and states the error of each part.
+"""Fits a timing model to measured samples, and states the error of each part, also as text.
 
     samples ─▶ attention, if it was measured alone ─▶ chunk and step without it ─▶ transfer, host
 
@@ -36,6 +36,7 @@ AMOUNTS: Mapping[str, tuple[str, ...]] = {
     "host": ("tokens",),
 }
 REQUIRED = ("chunk", "step")
+FREE_KINDS = ("transfer", "host")  # cost nothing where they were not measured
 TOLERANCE = 1e-10
 
 
@@ -199,3 +200,47 @@ def _solve(
     values = seconds if rest is None else np.array(rest)
     solved = non_negative_least_squares(np.array(rows) / seconds[:, None], values / seconds)
     return [float(each) for each in solved]
+
+
+def fit_lines(fit: Fit, missing: tuple[str, ...] = ()) -> list[str]:
+    """Return a table of the kinds with their errors and seconds, then what was not measured."""
+    lines = [f"{'kind':<12}{'samples':>8}{'median error':>14}{'p90 error':>12}  seconds"]
+    terms = _terms(fit.model)
+    for kind, found in fit.errors.items():
+        errors = f"{found.samples:>8}{found.median:>14.1%}{found.p90:>12.1%}"
+        lines.append(f"{kind:<12}{errors}  {_sum(terms[kind])}")
+    free = [kind for kind in FREE_KINDS if kind not in fit.errors]
+    if free:
+        lines.append(f"not measured, so it costs nothing: {', '.join(free)}")
+    if not (fit.model.chunk.per_token_s or fit.model.attention.per_pair_s):
+        lines.append(
+            "a step costs the same for every length of its chunks: this fit needs prompts of "
+            "different lengths"
+        )
+    lines += [f"not covered: {each}" for each in missing]
+    return lines
+
+
+def error_text(fit: Fit) -> str:
+    """Return the median errors of a fit in words."""
+    found = [f"{kind} {error.median:.1%}" for kind, error in fit.errors.items()]
+    return f"median errors of its fit: {', '.join(found)}" if found else "its errors are unknown"
+
+
+def _terms(model: TimingModel) -> Mapping[str, tuple[tuple[float, str], ...]]:
+    attention = model.attention
+    pairs, context = (
+        (attention.per_pair_s, "pairs"),
+        (attention.per_context_token_s, "context_tokens"),
+    )
+    return {
+        "attention": (pairs, context),
+        "chunk": ((model.chunk.fixed_s, ""), (model.chunk.per_token_s, "tokens"), pairs),
+        "step": ((model.step.fixed_s, ""), (model.step.per_sequence_s, "sequences"), context),
+        "transfer": ((model.transfer.fixed_s, ""), (model.transfer.per_byte_s, "bytes")),
+        "host": ((model.host.fixed_s, ""), (model.host.per_token_s, "tokens")),
+    }
+
+
+def _sum(terms: tuple[tuple[float, str], ...]) -> str:
+    return " + ".join(f"{value:.3g} {name}".rstrip() for value, name in terms)

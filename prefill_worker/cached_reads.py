@@ -16,14 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from baton.kv_transfer.block_sizes import block_ratio
-from baton.kv_transfer.mover import Mover
-from baton.kv_transfer.peers.handoff_reads import HandoffReads, SharedConnectionLost
-from baton.kv_transfer.peers.registered_peers import Peers
+from baton.kv_transfer.peers.handoff_reads import HandoffReads, ReadingWorker, SharedConnectionLost
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import PrefillScheduler
 from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import handoff_metrics, logs
-from baton.runtime.config import HandoffConfig
 from baton.runtime.errors import (
     BatonError,
     Draining,
@@ -33,7 +30,6 @@ from baton.runtime.errors import (
     WorkerLost,
 )
 from baton.runtime.telemetry import tracing
-from baton.runtime.wire import ModelLimits
 from baton.runtime.worker.kv_bridge import loses
 
 FAILED_SOURCE_S = 10.0  # for which a source is not asked again
@@ -48,27 +44,17 @@ class CachedReads:
     its result."""
 
     def __init__(
-        self,
-        peers: Peers,
-        mover: Mover,
-        boot_id: bytes,
-        config: HandoffConfig,
-        limits: ModelLimits,
-        scheduler: PrefillScheduler,
-        block_size: int,
-        new_id: Callable[[], bytes],
-        wall_offset_s: float,
-        on_end: Callable[[], None],
+        self, worker: ReadingWorker, scheduler: PrefillScheduler, on_end: Callable[[], None]
     ) -> None:
-        self._peers = peers
-        self._reads = HandoffReads(peers, mover, config, limits, block_size)
-        self._kv_dtype = limits.kv_dtype
-        self._boot_id = boot_id
-        self._config = config
+        self._peers = worker.peers
+        self._reads = HandoffReads(worker)
+        self._kv_dtype = worker.limits.kv_dtype
+        self._boot_id = worker.boot_id
+        self._config = worker.config
         self._scheduler = scheduler
-        self._block_size = block_size
-        self._new_id = new_id  # 16 random bytes
-        self._wall_offset_s = wall_offset_s
+        self._block_size = worker.block_size
+        self._new_id = worker.new_id
+        self._wall_offset_s = worker.wall_offset_s
         self._on_end = on_end
         self._tasks: dict[Prompt, asyncio.Task[None]] = {}
         self._verified: dict[Prompt, int] = {}  # leading blocks

@@ -30,6 +30,7 @@ from baton.kv_transfer.mover import Mover
 from baton.kv_transfer.peers.cached_prefix import CachedGranter
 from baton.kv_transfer.peers.converted_prompt import Converter
 from baton.kv_transfer.peers.grants import Grants
+from baton.kv_transfer.peers.handoff_reads import ReadingWorker
 from baton.kv_transfer.peers.registered_peers import Peers, degraded_entries
 from baton.prefill_worker.cached_reads import CachedReads
 from baton.prefill_worker.opening_parser import parse_opening
@@ -96,9 +97,8 @@ class PrefillWorker:
         self.health, self.draining = self.loop.health, self.loop.draining
         self._grammars = grammars or GrammarCompiler(None)
         self._compiling: dict[asyncio.Task[None], Prompt] = {}  # grammars of prompts not yet queued
-        self._pool = pool
+        self._pool, self._peers = pool, peers
         self._mover, self._limits, self._step = mover, limits, config.step
-        self._peers = peers
         self._wall_offset_s = wall_offset_s  # time.time() minus the loop's time
         checksum_cache = ChecksumCache(pool.total)
         self._scheduler = PrefillScheduler(
@@ -109,23 +109,24 @@ class PrefillWorker:
             lambda source: self._reads.usable(source.boot_id),
         )
         handoff, wake = config.handoff, self.loop.wake.set
-        self._converter = Converter(conversions, limits, mover, boot_id, handoff, pool.unpin, wake)
+        self._converter = Converter(
+            conversions, limits, mover, boot_id, handoff, unpin=pool.unpin, on_unpin=wake
+        )
         self._cached = CachedGranter(
             pool, limits, pool.block_size, self.draining, self._room, self._converter
         )
         self.grants = Grants(self.admit, mover, boot_id, handoff, checksum_cache, wake)
-        self._reads = CachedReads(
-            peers,
-            mover,
-            boot_id,
-            handoff,
-            limits,
-            self._scheduler,
-            pool.block_size,
-            new_id,
-            wall_offset_s,
-            wake,
+        reading = ReadingWorker(
+            peers=peers,
+            mover=mover,
+            boot_id=boot_id,
+            config=handoff,
+            limits=limits,
+            block_size=pool.block_size,
+            new_id=new_id,
+            wall_offset_s=wall_offset_s,
         )
+        self._reads = CachedReads(reading, self._scheduler, wake)
         self._counts, self._step_log = WorkCounts(), StepLog(config.step)
         self.feed = BlockFeed(boot_id, pool.identities)
 

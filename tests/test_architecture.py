@@ -61,7 +61,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "memory": {"spec"},
         "model": {"scheduling", "spec", "memory"},
         "sampling": {"scheduling", "model"},
-        "cpu": {"scheduling", "spec", "memory", "model", "sampling"},
+        "cpu": {"scheduling", "spec", "memory", "model"},
         "cpu_draws": {"scheduling", "sampling", "cpu"},
         "triton": {"spec", "memory", "model", "sampling"},
         "deterministic": {"spec", "memory", "model", "cpu", "triton"},

@@ -58,7 +58,9 @@ def test_every_folder_marked_nightly_is_run_by_make_nightly() -> None:
 
 def test_tests_that_run_pods_run_one_after_the_other() -> None:
     """Beside tests that fill all cores their processes would not answer in time."""
-    starts = re.compile(r"^from tests\.support\.(?:rendered_pods|pods\.cluster) import", re.M)
+    starts = re.compile(
+        r"^from tests\.support\.(?:rendered_pods|pods\.cluster|kind_cluster) import", re.M
+    )
     tests = (MAKEFILE.parent / "tests" / "helm").glob("test_*.py")
     found = {path.stem.removeprefix("test_") for path in tests if starts.search(path.read_text())}
     (named,) = re.findall(r"^PODS := .*,(.*)\)$", MAKEFILE.read_text(), re.MULTILINE)

@@ -125,7 +125,7 @@ def is_barred(breach: Breach, decisions: Sequence[Decision]) -> bool:
 
 def good(fleet: CapacityFleet, case: ControllerCase) -> int:
     """Count the requests that met both objectives."""
-    return sum(not each.refused and meets(each, case.objectives) for each in fleet.records)
+    return sum(each.refused is None and meets(each, case.objectives) for each in fleet.records)
 
 
 def fixed_ratios(case: ControllerCase, requests: list[TraceRequest]) -> dict[int, int]:

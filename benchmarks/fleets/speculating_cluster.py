@@ -78,7 +78,7 @@ class SpeculatingCluster(Cluster):
         engine = self._engines[0]
         key = b"benchmark"
         vocab_size, dtype = engine.spec.vocab_size, engine.dtype_name
-        return ModelLimits(vocab_size, CONTEXT_TOKENS, engine.numerics, dtype, key)
+        return ModelLimits(vocab_size, CONTEXT_TOKENS, engine.numerics or "", dtype, key)
 
     def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
         if self._next_ranks == 1:

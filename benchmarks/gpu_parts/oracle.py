@@ -45,7 +45,7 @@ class DeviceCluster(Cluster):
     def limits(self) -> ModelLimits:
         engine = self._engines[0]
         vocab = engine.spec.vocab_size
-        return ModelLimits(vocab, CONTEXT, engine.numerics, engine.dtype_name, b"benchmark")
+        return ModelLimits(vocab, CONTEXT, engine.numerics or "", engine.dtype_name, b"benchmark")
 
     def _below(self, blocks: int) -> tuple[bytes, Any, BlockPool, NDArray[np.uint8], MemoryMover]:
         runner = sized_runner(

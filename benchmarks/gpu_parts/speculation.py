@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from baton.engine.checkpoint.weights import load_weights
+from baton.engine.execution.backend_choice import GpuBackend
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.device_runner import device_runner
 from baton.engine.memory.kv_pool import KvPool
@@ -22,7 +23,6 @@ from baton.engine.scheduling.batch import Draw, FinishedStep, Slice, StepBatch
 from baton.engine.scheduling.verification import with_proposals
 from baton.engine.spec.model_spec import read_spec
 from baton.engine.speculation.ngram_proposer import NgramProposer
-from baton.engine.triton.matrices import TritonMatrices
 from benchmarks.figures.report import Figure, at_least
 from benchmarks.gpu_parts.models import (
     BLOCK_SIZE,
@@ -73,7 +73,7 @@ def _tokens_equal(given: Given) -> Iterator[Figure]:
 def _small_runner(folder: Path, device: torch.device, rows: int) -> CudaRunner:
     write_small_model(folder, qk_norm=True)
     spec = read_spec(folder)
-    weights = load_weights(folder, spec, torch.float32, TritonMatrices(device))
+    weights = load_weights(folder, spec, torch.float32, GpuBackend(device).matrices())
     pool = KvPool(spec, rows * -(-CONTEXT // BLOCK_SIZE), BLOCK_SIZE, torch.float32, device)
     buckets = (8, 24)
     return device_runner(

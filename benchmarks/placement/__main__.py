@@ -94,7 +94,7 @@ def compared(layout: Layout, requests: list[TraceRequest], note: Callable[[str],
         fleet = simulated(placer, layout, requests)
         made = make_report(fleet, CapacityScenario(layout, OBJECTIVES), TIMING, 0.0)
         assert made.ttft_s is not None
-        times = [least_s(each, layout.steps()) for each in fleet.records if not each.refused]
+        times = [least_s(each, layout.steps()) for each in fleet.records if each.refused is None]
         p99_s.append(made.ttft_s.p99)
         goodput.append(made.goodput_per_s)
         least.append(float(np.percentile(times, 99)))

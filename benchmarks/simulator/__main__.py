@@ -113,7 +113,7 @@ def simulated(layout: Layout, timing: TimingModel, traffic: list[TraceRequest]) 
     """Return the simulated times of a layout, without the first requests. Placement is the
     default's, as in the router that is measured."""
     records = run_fleet(CapacityScenario(layout, GOALS), timing, traffic).records
-    kept = [each for each in records[int(WARM * len(records)) :] if not each.refused]
+    kept = [each for each in records[int(WARM * len(records)) :] if each.refused is None]
     return times_of(
         [each.ttft_s for each in kept], [each.mean_gap_s for each in kept if each.tokens > 1]
     )

@@ -73,7 +73,7 @@ def _processor_s(
     begun_s = time.process_time()
     fleet = run_fleet(scenario, TIMING, [*requests])
     took_s = time.process_time() - begun_s
-    refused = sum(bool(record.refused) for record in fleet.records)
+    refused = sum(record.refused is not None for record in fleet.records)
     if refused:
         raise ConfigError(f"{refused} of {len(requests)} requests fit no worker of {layout.name}")
     return took_s

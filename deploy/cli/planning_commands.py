@@ -201,7 +201,7 @@ def by_gpus(read: Callable[[str], _Value]) -> Callable[[str], tuple[int | None, 
 
 def _calibrate(options: argparse.Namespace) -> None:
     from baton.planner.timing_file import write_fit
-    from baton.planner.timing_table import fit_lines
+    from baton.planner.timing_fit import fit_lines
 
     fit, missing = _fit(options)
     try:
@@ -268,7 +268,7 @@ def _simulate(options: argparse.Namespace) -> None:
     from baton.deploy.cli.control_commands import running_fleet
     from baton.deploy.plots.figure import require_matplotlib
     from baton.planner.timing_file import read_fit
-    from baton.planner.timing_table import error_text
+    from baton.planner.timing_fit import error_text
     from baton.simulation.capacity.capacity_report import make_report, table
     from baton.simulation.capacity.capacity_run import run_fleet
     from baton.simulation.capacity.layout import CapacityScenario, Layout

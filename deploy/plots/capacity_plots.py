@@ -24,7 +24,7 @@ def plot_simulation(
 ) -> None:
     """Write a PNG of a simulated fleet: distributions, and utilisation over time. Raises
     ConfigError."""
-    finished = [record for record in fleet.records if not record.refused]
+    finished = [record for record in fleet.records if record.refused is None]
     ttfts = [record.ttft_s for record in finished]
     arrivals = [record.request.arrived_s for record in finished]
     ends = [record.end_s - record.request.arrived_s for record in finished]

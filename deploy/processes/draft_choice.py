@@ -35,7 +35,7 @@ def draft_folder(settings: WorkerConfig, model_folder: Path) -> Path | None:
 
 
 @lru_cache(maxsize=4)
-def draft_fingerprint(settings: WorkerConfig, model_folder: Path) -> str:
-    """Return the fingerprint of the draft model or head; empty where there is none."""
+def draft_fingerprint(settings: WorkerConfig, model_folder: Path) -> str | None:
+    """Return the fingerprint of the draft model or head; None where there is none."""
     folder = draft_folder(settings, model_folder)
-    return "" if folder is None else model_fingerprint(folder, settings.max_context)
+    return None if folder is None else model_fingerprint(folder, settings.max_context)

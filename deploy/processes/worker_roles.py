@@ -91,7 +91,7 @@ class Below:
             draft_fingerprint=draft_fingerprint(settings, self.boot.model_folder),
             deterministic_split=f"tp {settings.tp} ep {settings.ep}"
             if settings.deterministic
-            else "",
+            else None,
             bridged_dtypes=self._bridged_dtypes(),
             bridges_sizes=self.mover.bridges_sizes and not settings.deterministic,
         )

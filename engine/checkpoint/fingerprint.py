@@ -26,9 +26,9 @@ _WHOLE_BYTES = 16 << 10  # smaller tensors (norms, biases) are read whole
 def model_fingerprint(
     folder: Path,
     context: int = 0,
-    numerics: str = "",
+    numerics: str | None = None,
     quantization: str = "none",
-    draft: str = "",
+    draft: str | None = None,
 ) -> str:
     """Return 32 hex digits. `context` is that of `read_spec`, since it may decide the KV;
     `numerics` identifies the bits of a deterministic engine, `quantization` the quantisation at
@@ -38,7 +38,8 @@ def model_fingerprint(
     every value of a tensor, so the samples distinguish a fine-tuned model from its base; a change
     of a few single values may go undetected. Raises ModelError for files that cannot be read."""
     digest = blake2b(digest_size=16, person=b"baton-model")
-    beside = [draft] if draft else []
+    beside = [] if draft is None else [draft]
+    numerics = "" if numerics is None else numerics
     digest.update(json.dumps([numerics, quantization, *beside]).encode())
     facts = _facts(folder, context)
     digest.update(json.dumps(facts, sort_keys=True).encode())

@@ -41,6 +41,7 @@ def load_weights(
     matrices: MatrixBackend,
     progress: Progress | None = None,
     quantization: LoadQuantization = "none",
+    *,
     split: RankSplit | None = None,
 ) -> Weights:
     """Read all tensors that `spec` needs, converted to `dtype`, several layers at once.

@@ -1,6 +1,6 @@
 """Multiplication by a weight matrix that is packed once for the CPU's matrix kernels.
 
-The compiled kernel multiplies bfloat16 if the processor has vectors for it and numba is installed.
+The compiled kernel multiplies bfloat16 if the processor has vectors for it.
 oneDNN packs what else it can: with few rows (decode), it reads a packed matrix 1.5 to 2 times as
 fast as an unpacked one. torch multiplies the rest. Values are immutable.
 """
@@ -8,7 +8,6 @@ fast as an unpacked one. torch multiplies the rest. Values are immutable.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as functional
@@ -28,16 +27,17 @@ class CpuMatrices:
     """The factory of products with weights in host memory."""
 
     batch_invariant: bool = False  # see `CpuMatrix`
+    compiled: bool = True  # by numba, which is installed
 
     @property
     def device(self) -> None:
         return None
 
     def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return CpuMatrix(weight, bias, batch_invariant=self.batch_invariant)
+        return CpuMatrix(weight, bias, batch_invariant=self.batch_invariant, compiled=self.compiled)
 
     def quantized(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-        return QuantizedMatrix(weight, bias, dtype)
+        return QuantizedMatrix(weight, bias, dtype, compiled=self.compiled)
 
     def experts(self, source: ExpertSource) -> ListedExperts:
         return source.listed()
@@ -48,12 +48,18 @@ class CpuMatrix:
     of a packed weight."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, batch_invariant: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        batch_invariant: bool = False,
+        compiled: bool = True,
     ) -> None:
         """Pack the weight. `batch_invariant`: prefer a kernel whose rows do not depend on each
-        other to a faster one whose rows do (oneDNN's on AMX), if there is one."""
-        compiled = compiled_linear(weight, bias, batch_invariant)
-        self.product = compiled or _packed(weight, bias) or PlainMatrix(weight, bias)
+        other to a faster one whose rows do (oneDNN's on AMX), if there is one. `compiled`: use
+        numba, which has to be installed, if it has a kernel."""
+        panels = compiled_linear(weight, bias, batch_invariant) if compiled else None
+        self.product = panels or _packed(weight, bias) or PlainMatrix(weight, bias)
 
     @property
     def parts(self) -> list[Linear]:
@@ -68,7 +74,7 @@ class CpuMatrix:
 
 def compiled_linear(weight: Tensor, bias: Tensor | None, batch_invariant: bool) -> Linear | None:
     """Return the numba kernel of a bfloat16 `weight`; None where it cannot pack it."""
-    if weight.dtype != torch.bfloat16 or find_spec("numba") is None:
+    if weight.dtype != torch.bfloat16:
         return None
     from baton.engine.cpu.linear_numba import Panels, can_pack
 

@@ -5,7 +5,7 @@
                           it, and go on with the next part
 
 The row counts at which the faster method changes were measured (docs/quantization.md). Codes are
-held once. If torch has no kernel for this processor, or numba is missing, the second method in
+held once. If torch has no kernel for this processor, or nothing is compiled, the second method in
 torch computes all rows. Values are immutable.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as functional
@@ -31,17 +30,23 @@ Product = Callable[[Tensor], Tensor]
 
 
 class QuantizedMatrix:
-    """The `Linear` of a quantised weight and an optional `bias` [out], for rows of `dtype`."""
+    """The `Linear` of a quantised weight and an optional `bias` [out], for rows of `dtype`.
+    `compiled`: use numba, which has to be installed, where it has a kernel."""
 
     switches_by_rows = True  # see `SwitchingLinear`
 
     def __init__(
-        self, weight: QuantizedWeight, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        weight: QuantizedWeight,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        compiled: bool = True,
     ) -> None:
         self._order = weight.order
         self._bias = bias
         self._rows = weight.rows
-        self.kernel = _product(weight, dtype or torch.bfloat16)
+        self.kernel = _product(weight, dtype or torch.bfloat16, compiled)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` [rows, in]; returns [rows, out]. The methods for few and for many rows
@@ -52,15 +57,15 @@ class QuantizedMatrix:
         return out.contiguous() if self._bias is None else out + self._bias
 
 
-def _product(weight: QuantizedWeight, dtype: torch.dtype) -> Product:
+def _product(weight: QuantizedWeight, dtype: torch.dtype, compiled: bool) -> Product:
     if dtype == torch.bfloat16 and weight.code_dtype == "int8" and weight.scales.shape[1] == 1:
         if weight.zeros is None:
             return Int8Rows(weight)
-    elif dtype == torch.bfloat16 and weight.code_dtype == "int4" and int4_tile_rows():
-        group = _tile_group(weight)
-        if group:
-            return Int4Tiles(weight, group, int4_tile_rows())
-    elif dtype == torch.bfloat16 and weight.code_dtype == "fp8" and find_spec("numba") is not None:
+    elif dtype == torch.bfloat16 and weight.code_dtype == "int4" and compiled:
+        group, tile = _tile_group(weight), int4_tile_rows()
+        if group and tile:
+            return Int4Tiles(weight, group, tile)
+    elif dtype == torch.bfloat16 and weight.code_dtype == "fp8" and compiled:
         return CompiledFp8(weight)
     return DequantizedProduct(weight)
 
@@ -216,11 +221,11 @@ def _pack_tiles(codes: Tensor, tile: int) -> Tensor:
 
 @cache
 def int4_tile_rows() -> int:
-    """Return how many rows a tile of torch's kernel has. 0 if there is no such kernel, numba is
-    missing, or `unpack_numba` cannot read its order: byte i of a column has rows i and
+    """Return how many rows a tile of torch's kernel has. 0 if there is no such kernel, or
+    `unpack_numba` cannot read its order: byte i of a column has rows i and
     tile / 2 + i."""
     operators = torch.ops.aten
-    if find_spec("numba") is None or not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
+    if not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
         return 0
     codes = torch.arange(2 * max(_TILES) * 32).mul(7).remainder(16).to(torch.uint8).view(-1, 32)
     try:

@@ -36,6 +36,7 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.gpu_loading import CudaMemory, DeviceMemory, sized_runner
 from baton.engine.execution.torch_engine import TorchEngine
 from baton.engine.memory.kv_pool import KvPool, block_bytes
+from baton.engine.memory.memory_plan import PoolForm
 from baton.engine.ranks.rank_message import SLOT_BYTES, SLOTS
 from baton.engine.ranks.rank_options import RankOptions
 from baton.engine.ranks.shared_memory import SharedMemory
@@ -155,12 +156,11 @@ class _Leader:
         loaded = self._loaded
         options, weights_bytes = loaded.options.engine, memory.held()
         memory.release()
-        found = sized_runner(
-            loaded.spec, loaded.dtype, options, self._pool, self._build, memory, weights_bytes
-        )
+        form = PoolForm(loaded.spec, options.block_size, loaded.dtype, options.kv_quant)
+        found = sized_runner(form, options, self._pool, self._build, memory, weights_bytes)
         assert isinstance(found, DeviceRankRunner)
-        if options.deterministic:
-            found.eager.numerics = loaded.options.numerics(found.eager.numerics)
+        if (proven := found.eager.numerics) is not None:
+            found.eager.numerics = loaded.options.numerics(proven)
         return found
 
     def _pool(self, blocks: int) -> KvPool:

@@ -8,18 +8,16 @@ import torch
 
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.deterministic.batch_invariant_weights import with_invariant_products
 from baton.engine.device_ranks.collectives import Collectives
 from baton.engine.device_ranks.device_rank_decoder import DeviceRankDecoder
 from baton.engine.execution import loading
+from baton.engine.execution.backend_choice import GpuBackend
 from baton.engine.execution.decoder_kernels import DecoderKernels
-from baton.engine.execution.device_runner import device_kernels
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.weights import Weights
 from baton.engine.ranks.rank_options import RankOptions
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.engine.spec.rank_split import RankSplit, spec_of_rank
-from baton.engine.triton.matrices import TritonMatrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,11 @@ class LoadedDeviceRank:
         self, pool: KvPool, collectives: Collectives
     ) -> tuple[DeviceRankDecoder, DecoderKernels]:
         """Return the decoder over `pool`, and its kernels."""
-        engine, weights = self.options.engine, self.weights
-        kernels = device_kernels(
-            self.spec, pool, engine.max_rows, self.context, deterministic=engine.deterministic
+        engine = self.options.engine
+        backend = GpuBackend(self.device, engine.deterministic)
+        kernels, weights = backend.prepare(
+            self.spec, self.weights, pool, engine.max_rows, self.context
         )
-        if engine.deterministic:
-            weights = with_invariant_products(weights)
         collectives.in_order = engine.deterministic
         vocab_size = self.whole.vocab_size
         decoder = DeviceRankDecoder(self.spec, weights, kernels, vocab_size, collectives)
@@ -74,8 +71,11 @@ def load_device_rank(options: RankOptions, progress: Progress | None = None) -> 
     spec = spec_of_rank(whole, split)
     dtype = loading.model_dtype(options.folder, whole, engine.dtype)
     device = device_of(options)
-    matrices, quantization = TritonMatrices(device), engine.weight_quantization
-    weights = load_weights(options.folder, whole, dtype, matrices, progress, quantization, split)
+    matrices = GpuBackend(device, engine.deterministic).matrices()
+    quantization = engine.weight_quantization
+    weights = load_weights(
+        options.folder, whole, dtype, matrices, progress, quantization, split=split
+    )
     return LoadedDeviceRank(options, whole, spec, weights, dtype, device)
 
 

@@ -100,7 +100,7 @@ class CudaRunner:
         return self.eager.max_context
 
     @property
-    def numerics(self) -> str:
+    def numerics(self) -> str | None:
         return self.eager.numerics
 
     def close(self) -> None:

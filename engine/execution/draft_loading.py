@@ -16,8 +16,7 @@ from torch import Tensor
 
 from baton.engine.checkpoint.eagle3_weights import load_eagle3_weights
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.cpu.linear import CpuMatrices
-from baton.engine.execution.cpu_kernels import cpu_kernels, host_sampler, row_kernels
+from baton.engine.execution.backend_choice import CpuBackend
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.model.attention import TorchAttention
@@ -44,12 +43,12 @@ class DraftWeights:
     spec: ModelSpec
     weights: Weights
 
-    def attach(self, runner: ModelRunner, backend: str) -> None:
+    def attach(self, runner: ModelRunner, backend: CpuBackend) -> None:
         """Make it propose for `runner`, computing in the draft group of its pool."""
         pool = runner.pool.draft
         assert pool is not None
-        kernels = cpu_kernels(backend, self.spec, self.weights, pool)
-        decoder = kernels.decoder(self.spec, self.weights)
+        kernels, weights = backend.prepare(self.spec, self.weights, pool)
+        decoder = kernels.decoder(self.spec, weights)
         runner.draft = DraftModel(self.spec, decoder, pool, runner.max_context, kernels.sampler)
 
 
@@ -60,18 +59,18 @@ class HeadWeights:
     spec: Eagle3Spec
     weights: Eagle3Weights
 
-    def attach(self, runner: ModelRunner, backend: str) -> None:
+    def attach(self, runner: ModelRunner, backend: CpuBackend) -> None:
         """Make it propose for `runner`, whose decoder then keeps features for it."""
         pool, target, layer = runner.pool.draft, runner.spec, self.spec.layer
         assert pool is not None and isinstance(runner.decoder, StateDecoder)
-        gating, norms = row_kernels(layer, pool.dtype, backend)
+        gating, norms = backend.row_kernels(layer, pool.dtype)
         gating = gating or partial(torch_gating, activation=layer.activation)
         attention = TorchAttention(pool, layer.attention, FIRST_SLOT)
         head = Eagle3Head(self.spec, self.weights, attention, gating, norms or TorchNorms())
         layers = self.spec.layers_of(target.layers)
         runner.decoder = FeatureDecoder(runner.decoder, head, pool, layers)
         bounds = Bounds(pool.blocks, pool.block_size, target.vocab_size, runner.max_context)
-        runner.draft = Eagle3Drafter(head, pool, bounds, host_sampler(backend))
+        runner.draft = Eagle3Drafter(head, pool, bounds, backend.sampler())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class DraftSource:
         self, dtype: torch.dtype, embedding: Callable[[], Tensor]
     ) -> DraftWeights | HeadWeights:
         """Read the weights; `embedding` returns the target's, whole. Raises ModelError."""
-        folder, spec, matrices = self.folder, self.spec, CpuMatrices()
+        folder, spec, matrices = self.folder, self.spec, CpuBackend().matrices(dtype)
         if isinstance(spec, ModelSpec):
             return DraftWeights(spec, load_weights(folder, spec, dtype, matrices))
         found = load_eagle3_weights(folder, spec, dtype, matrices, embedding)

@@ -22,8 +22,7 @@ class EngineOptions:
     `dtype` "auto": float32 where the weights are stored so, else bfloat16 (few CPUs compute
     float16 at the same speed, and no compiled decode kernel reads it).
     `threads` 0: torch's default. `max_context` in tokens, 0: the model's own.
-    `backend`: the CPU's kernels, see `cpu_kernels`.
-    `deterministic`: see `deterministic_runner`, or on a GPU `device_runner`.
+    `backend` and `deterministic`: see `backend_choice`.
     `quantization` of plain weights: "none", "int8" or "int4".
     `kv_dtype` of the pool: "int8", "fp8_e4m3", or "auto" for the model's dtype.
     `device`: see `chosen_device`; on a GPU decode steps of up to `max_rows` are captured, and

@@ -22,6 +22,7 @@ import torch
 
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.checkpoint.weights import load_weights
+from baton.engine.execution.backend_choice import GpuBackend
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.determinism_proof import prove_graphs
 from baton.engine.execution.divided_step import is_out_of_memory
@@ -83,7 +84,8 @@ def gpu_runner(
     """Load the model of `folder` onto `device`. Raises ModelError and ConfigError."""
     try:
         from baton.engine.execution.device_runner import device_runner
-        from baton.engine.triton.matrices import TritonMatrices
+
+        matrices = GpuBackend(device, options.deterministic).matrices()
     except ImportError as error:
         raise ConfigError(
             f"the kernels of {device} cannot be loaded ({error}): install triton "
@@ -94,7 +96,7 @@ def gpu_runner(
     with _memory_errors_as_config_errors(device), torch.cuda.device(device):
         memory = CudaMemory(device)
         before, quantization = memory.held(), options.weight_quantization
-        weights = load_weights(folder, spec, dtype, TritonMatrices(device), progress, quantization)
+        weights = load_weights(folder, spec, dtype, matrices, progress, quantization)
         memory.release()
         weights_bytes = memory.held() - before
 
@@ -109,7 +111,8 @@ def gpu_runner(
             max_rows=options.max_rows,
             deterministic=options.deterministic,
         )
-        return sized_runner(spec, dtype, options, make_pool, build, memory, weights_bytes)
+        form = PoolForm(spec, options.block_size, dtype, options.kv_quant)
+        return sized_runner(form, options, make_pool, build, memory, weights_bytes)
 
 
 @contextmanager
@@ -131,17 +134,16 @@ def _memory_errors_as_config_errors(device: torch.device) -> Iterator[None]:
 
 
 def sized_runner(
-    spec: ModelSpec,
-    dtype: torch.dtype,
+    form: PoolForm,
     options: EngineOptions,
     make_pool: MakePool,
     build: Build,
     memory: DeviceMemory,
     weights_bytes: int,
 ) -> CudaRunner:
-    """Build a runner over the largest pool that `options` allow. Raises ConfigError if the device
-    has no memory for it or `deterministic` does not hold on it."""
-    form = PoolForm(spec, options.block_size, dtype, options.kv_quant)
+    """Build a runner over the largest pool, of blocks of `form`, that `options` allow. Raises
+    ConfigError if the device has no memory for it or `deterministic` does not hold on it."""
+    spec = form.spec
     beside, free = 0, memory.free()
     try:
         if not options.blocks:

@@ -1,7 +1,7 @@
 """Loads a model folder into an engine that is ready for steps.
 
-The module chooses the dtype and the size of the pool; `cpu_kernels` chooses the kernels. It keeps
-no state.
+The module chooses the dtype and the size of the pool; `backend_choice` chooses matrices and
+kernels. It keeps no state.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.checkpoint.weights import load_weights, source_dtype
-from baton.engine.cpu.linear import CpuMatrices
-from baton.engine.execution.cpu_kernels import cpu_kernels
+from baton.engine.execution.backend_choice import CpuBackend
+from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.device_choice import chosen_device
 from baton.engine.execution.draft_loading import draft_source
 from baton.engine.execution.engine_options import EngineOptions
@@ -83,24 +83,35 @@ def build_runner(
     each = form.block_bytes
     check_room(blocks, each, available_bytes(), "before the weights are read")
     before = resident_bytes()
-    matrices = CpuMatrices(batch_invariant=options.deterministic)
+    backend = CpuBackend(options.backend, options.deterministic)
     quantization = options.weight_quantization
-    weights = load_weights(folder, spec, dtype, matrices, progress, quantization)
+    weights = load_weights(folder, spec, dtype, backend.matrices(dtype), progress, quantization)
     draft = source.load(dtype, lambda: weights.embedding) if source else None
     grown, free = max(resident_bytes() - before, 0), available_bytes()
     check_room(blocks, each, free, "beside the weights")
     offer = MemoryOffer(grown, free, blocks, options.memory_fraction)
     plan = plan_memory(form, offer, options.max_context)
     pool = KvPool(spec, plan.blocks, block_size, dtype, quant=kv_quant, draft=group)
-    if options.deterministic:
-        runner = _deterministic(spec, weights, pool, options.max_context)
-    else:
-        kernels = cpu_kernels(options.backend, spec, weights, pool)
-        decoder = kernels.decoder(spec, weights)
-        runner = ModelRunner(spec, pool, decoder, options.max_context, kernels.sampler)
+    runner = cpu_runner(spec, weights, pool, backend, options.max_context)
     if draft is not None:
-        draft.attach(runner, options.backend)
+        draft.attach(runner, CpuBackend(options.backend))
     runner.memory = plan
+    return runner
+
+
+def cpu_runner(
+    spec: ModelSpec, weights: Weights, pool: KvPool, backend: CpuBackend, max_context: int
+) -> ModelRunner:
+    """Return a runner with the kernels of `backend`. A deterministic one is proven: equal
+    `numerics` mean equal bits.
+
+    Raises ConfigError for a missing backend, or if this machine's kernels are not batch-invariant.
+    """
+    kernels, weights = backend.prepare(spec, weights, pool)
+    decoder = kernels.decoder(spec, weights)
+    runner = ModelRunner(spec, pool, decoder, max_context, kernels.sampler)
+    if backend.deterministic:
+        runner.numerics = prove(runner)
     return runner
 
 
@@ -124,15 +135,3 @@ def model_dtype(folder: Path, spec: ModelSpec, name: str) -> torch.dtype:
         known = ", ".join(_DTYPES)
         raise ConfigError(f"worker.dtype is {name!r}: give auto or one of {known}")
     return _DTYPES[name]
-
-
-def _deterministic(
-    spec: ModelSpec, weights: Weights, pool: KvPool, max_context: int
-) -> ModelRunner:
-    try:
-        from baton.engine.execution.deterministic_runner import deterministic_runner
-    except ImportError as error:
-        raise ConfigError(
-            f"worker.deterministic needs numba: {error}; install numba, or serve without it"
-        ) from error
-    return deterministic_runner(spec, weights, pool, max_context)

@@ -90,7 +90,7 @@ class ModelRunner:
         self.max_context = max_context or spec.max_context
         self.memory: MemoryPlan | None = None  # set by the loader
         self.draft: Drafter | None = None  # set by the loader, before the first step
-        self.numerics = ""  # identifies the bits of a deterministic runner
+        self.numerics: str | None = None  # identifies the bits of a deterministic runner
         self.decoder: StepDecoder = decoder
         self._sampler = sampler
         self._last: StepResult | None = None  # feeds the next step

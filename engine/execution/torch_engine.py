@@ -55,7 +55,7 @@ class Runner(Protocol):
     def memory(self) -> MemoryPlan | None: ...
 
     @property
-    def numerics(self) -> str: ...
+    def numerics(self) -> str | None: ...
 
     def start(self, batch: StepBatch) -> RunningStep: ...
 
@@ -137,7 +137,7 @@ class TorchEngine:
         return self._runner.memory
 
     @property
-    def numerics(self) -> str:
+    def numerics(self) -> str | None:
         """Return the identifier of a deterministic engine's bits; else an empty string."""
         return self._runner.numerics
 

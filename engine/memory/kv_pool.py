@@ -59,6 +59,7 @@ class KvPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         quant: KvQuant | None = None,
+        *,
         draft: ModelSpec | None = None,
         memory: torch.Tensor | None = None,
     ) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.checkpoint.weights import load_embedding
-from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution import loading
+from baton.engine.execution.backend_choice import CpuBackend
 from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.draft_loading import DraftWeights, HeadWeights, draft_source
 from baton.engine.execution.engine_options import EngineOptions
@@ -126,7 +126,7 @@ def _join(group: RankGroup, memories: list[SharedMemory], loaded: LoadedRank) ->
     runner = RankRunner(whole, parts.pool, decoder, engine.max_context, parts.sampler)
     runner.group = group
     if lone is not None:
-        lone.attach(runner, engine.backend)
+        lone.attach(runner, CpuBackend(engine.backend))
     elif loaded.draft is not None:
         runner.draft = _shared_draft(runner, decoder, loaded.draft.whole, parts)
     warm_up(runner)
@@ -145,7 +145,9 @@ def _lone_draft(loaded: LoadedRank) -> tuple[DraftWeights | HeadWeights | None, 
     if source is None or loaded.draft is not None:
         return None, 0
     before = resident_bytes()
-    table = partial(load_embedding, folder, whole, loaded.dtype, CpuMatrices())
+    table = partial(
+        load_embedding, folder, whole, loaded.dtype, CpuBackend().matrices(loaded.dtype)
+    )
     found = source.load(loaded.dtype, table)
     return found, max(resident_bytes() - before, 0)
 

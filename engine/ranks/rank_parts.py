@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from baton.engine.checkpoint.shards import Progress
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.cpu.linear import CpuMatrices
-from baton.engine.deterministic.linear_invariant import with_invariant_linears
 from baton.engine.execution import loading
-from baton.engine.execution.cpu_kernels import cpu_kernels
-from baton.engine.execution.deterministic_runner import invariant_kernels
+from baton.engine.execution.backend_choice import CpuBackend
 from baton.engine.execution.draft_loading import DraftSource, draft_source
 from baton.engine.memory.host_memory import resident_bytes
 from baton.engine.memory.kv_pool import KvPool
@@ -80,28 +77,26 @@ class LoadedRank:
             draft=self.group,
             memory=torch.from_numpy(blocks.array()),
         )
-        decoder, sampler = _decoder(options, self.target, pool, reduce, engine.deterministic)
+        backend = CpuBackend(engine.backend, engine.deterministic)
+        decoder, sampler = _decoder(options, self.target, pool, reduce, backend)
         draft = None
         if self.draft is not None:
             assert pool.draft is not None
-            draft, _ = _decoder(options, self.draft, pool.draft, reduce, deterministic=False)
+            draft_backend = CpuBackend(engine.backend)
+            draft, _ = _decoder(options, self.draft, pool.draft, reduce, draft_backend)
         board = LogitsBoard(logits, vocab_size, reduce.meet)
         found = commands.array(), sampler, self.dtype
         return RankParts(decoder, draft, pool, board, reduce, *found)
 
 
 def _decoder(
-    options: RankOptions, share: Share, pool: KvPool, reduce: SharedAllReduce, deterministic: bool
+    options: RankOptions, share: Share, pool: KvPool, reduce: SharedAllReduce, backend: CpuBackend
 ) -> tuple[RankDecoder, Sampler]:
     """Return the decoder of a share, which computes in its heads of `pool`, and its sampler."""
     split = RankSplit(options.ranks, options.rank)  # attention knows no groups
-    whole, weights = share.whole, share.weights
+    whole = share.whole
     mine = pool if whole.latent else pool.of_heads(split.kv_heads(whole.kv_heads))
-    if deterministic:
-        weights = with_invariant_linears(weights)
-        kernels = invariant_kernels(share.spec, mine)
-    else:
-        kernels = cpu_kernels(options.engine.backend, share.spec, weights, mine, reduce)
+    kernels, weights = backend.prepare(share.spec, share.weights, mine, reduce)
     tokens = split.share(whole.vocab_size)
     return RankDecoder(share.spec, weights, kernels, tokens, reduce), kernels.sampler
 
@@ -116,9 +111,11 @@ def load_rank(options: RankOptions, progress: Progress | None = None) -> LoadedR
     dtype = loading.model_dtype(options.folder, whole, engine.dtype)
     source = draft_source(options.folder, whole, engine)
     before = resident_bytes()
-    matrices = CpuMatrices(batch_invariant=engine.deterministic)
+    matrices = CpuBackend(engine.backend, engine.deterministic).matrices(dtype)
     quantization = engine.weight_quantization
-    weights = load_weights(options.folder, whole, dtype, matrices, progress, quantization, split)
+    weights = load_weights(
+        options.folder, whole, dtype, matrices, progress, quantization, split=split
+    )
     draft = None if source is None else _draft_share(options, source, dtype)
     grown = max(resident_bytes() - before, 0)
     group = None if source is None else source.group
@@ -131,7 +128,7 @@ def _draft_share(options: RankOptions, source: DraftSource, dtype: torch.dtype) 
     if not isinstance(whole, ModelSpec) or not divides(whole, options.ranks):
         return None
     split = RankSplit(options.ranks, options.rank)
-    weights = load_weights(source.folder, whole, dtype, CpuMatrices(), split=split)
+    weights = load_weights(source.folder, whole, dtype, CpuBackend().matrices(dtype), split=split)
     return Share(whole, spec_of_rank(whole, split), weights)
 
 

@@ -42,7 +42,7 @@ class Family:
     partial_rotary: bool = False
     rope_kinds: tuple[RopeKind, ...] = ROPE_KINDS
     fused_tensors: bool = False
-    section: str = ""  # the section that describes the decoder
+    section: str | None = None  # that describes the decoder; None: the whole file
     tensor_prefix: str = "model."
 
 

@@ -98,7 +98,7 @@ def read_spec(folder: Path, context: int = 0) -> ModelSpec:
 def read_decoder(top: ConfigFields, context: int, eos_ids: tuple[int, ...]) -> ModelSpec:
     """Read a decoder from the fields of a `config.json`. Raises ModelError like `read_spec`."""
     family = family_of(top)
-    fields = top.section(family.section) if family.section else top
+    fields = top.section(family.section) if family.section is not None else top
     fields = fields.with_defaults(family.defaults)
     for part in (top, fields):
         refuse_unsupported(part, family)

@@ -59,6 +59,7 @@ class Converter:
         mover: Mover,
         boot_id: bytes,
         config: HandoffConfig,
+        *,
         unpin: Unpin,
         on_unpin: Callable[[], None],
     ) -> None:

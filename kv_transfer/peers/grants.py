@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton.kv_transfer.checksum_cache import ChecksumCache
-from baton.kv_transfer.granter import Admit, GranterLink, GrantReport, grant
+from baton.kv_transfer.granter import Admit, GranterLink, GrantingWorker, GrantReport, grant
 from baton.kv_transfer.mover import Mover
 from baton.runtime import handoff_metrics, logs
 from baton.runtime.config import HandoffConfig
@@ -46,9 +46,7 @@ class Grants:
     ) -> None:
         self._admit = admit
         self._mover = mover
-        self._boot_id = boot_id
-        self._config = config
-        self._checksum_cache = checksum_cache
+        self._worker = GrantingWorker(mover, boot_id, config, checksum_cache)
         self._on_end = on_end
         self._open: dict[GranterLink, _OpenGrant] = {}
         self.idle = asyncio.Event()  # none is open
@@ -93,15 +91,7 @@ class Grants:
             open_grant.offered_s = clock()
 
         try:
-            report = await grant(
-                link,
-                self._admit,
-                self._mover,
-                self._boot_id,
-                self._config,
-                self._checksum_cache,
-                offered,
-            )
+            report = await grant(link, self._admit, self._worker, offered)
             handoff_metrics.HANDOFFS.labels(report.end).inc()
             if report.end == "expired":
                 handoff_metrics.LEASES_EXPIRED.inc()

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from baton.kv_transfer.block_sizes import BlockRatio
 from baton.kv_transfer.checksum import converted_tag
@@ -35,20 +36,28 @@ class SharedConnectionLost(WorkerLost):
     it and dropped the peer, and there may be a new connection."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingWorker:
+    """The worker that reads, as its handoffs need it. `new_id` returns 16 random bytes;
+    `wall_offset_s` is time.time() minus the loop's time."""
+
+    peers: Peers
+    mover: Mover
+    boot_id: bytes
+    config: HandoffConfig
+    limits: ModelLimits
+    block_size: int
+    new_id: Callable[[], bytes]
+    wall_offset_s: float
+
+
 class HandoffReads:
-    def __init__(
-        self,
-        peers: Peers,
-        mover: Mover,
-        config: HandoffConfig,
-        limits: ModelLimits,
-        block_size: int,
-    ) -> None:
-        self._limits = limits
-        self._block_size = block_size
-        self._peers = peers
-        self._mover = mover
-        self._config = config
+    def __init__(self, worker: ReadingWorker) -> None:
+        self._limits = worker.limits
+        self._block_size = worker.block_size
+        self._peers = worker.peers
+        self._mover = worker.mover
+        self._config = worker.config
         self._closing: dict[asyncio.Task[None], float] = {}  # begun at
         self._open: set[HandoffReader] = set()
         # Each peer's streams on its one connection; streams of a broken connection are in none.
@@ -92,7 +101,8 @@ class HandoffReads:
 
     def granter_kv_dtype(self, boot_id: bytes) -> str:
         """Return the KV dtype of a granter to which a stream is open."""
-        return self._mover.peer(boot_id).kv_dtype or self._limits.kv_dtype
+        other = self._mover.peer(boot_id).kv_dtype
+        return self._limits.kv_dtype if other is None else other
 
     def tags(
         self, boot_id: bytes, opening: handoff_pb2.OpenHandoff, identities: Sequence[bytes]

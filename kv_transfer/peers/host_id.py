@@ -12,9 +12,9 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 MAX_CHARACTERS = 64
 
 
-def host_id(file: Path = BOOT_ID_FILE) -> str:
-    """Return the machine's identity; empty where it cannot be read."""
+def host_id(file: Path = BOOT_ID_FILE) -> str | None:
+    """Return the machine's identity; None where it cannot be read."""
     try:
-        return file.read_text().strip()[:MAX_CHARACTERS]
+        return file.read_text().strip()[:MAX_CHARACTERS] or None
     except OSError:
-        return ""
+        return None

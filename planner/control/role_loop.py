@@ -143,7 +143,7 @@ class RoleLoop:
         try:
             found = await self._memory.recall()
             if found is None:
-                log.info("controller memory empty", term=self._term)
+                log.info("controller memory not found", term=self._term)
             else:
                 self._take(found)
         except BatonError as error:
@@ -215,10 +215,13 @@ class RoleLoop:
     def _log(self, decision: Decision, *, leads: bool) -> None:
         if not self._decided.should_log((decision.reason, decision.step), decision.at_s):
             return
-        event = "role step decided" if decision.step is not None else "no role step"
         mode = ("leads" if leads else "follows") if self._acts else "observes"
         fields: dict[str, Any] = {"reason": decision.reason, "detail": decision.text, "mode": mode}
-        log.info(event, **fields, wanted=decision.wanted)
+        log.info(
+            "role step withheld" if decision.step is None else "role step decided",
+            **fields,
+            wanted=decision.wanted,
+        )
 
     def report(self) -> dict[str, Any]:
         """Return the last decision as JSON can hold it."""

@@ -143,9 +143,8 @@ class SizeLoop:
     def _log(self, decision: SizeDecision, asked: int) -> None:
         if not self._decided.should_log((decision.reason, decision.needed), decision.at_s):
             return
-        event = "size step decided" if decision.step is not None else "no size step"
         log.info(
-            event,
+            "size step withheld" if decision.step is None else "size step decided",
             reason=decision.reason,
             detail=decision.text,
             asked=asked,

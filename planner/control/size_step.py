@@ -111,7 +111,7 @@ class StepRun:
             await self._call("the order to drain", lambda: self._order(leaving.boot_id))
             self.drained = True
             log.info(
-                "worker leaves",
+                "worker drain ordered",
                 worker=leaving.worker_id,
                 workers=step.workers,
                 before=step.before,

@@ -66,7 +66,7 @@ def make_report(
 ) -> CapacityReport:
     """Return the report of a fleet of which each request has ended."""
     layout = scenario.layout
-    finished = [record for record in fleet.records if not record.refused]
+    finished = [record for record in fleet.records if record.refused is None]
     seconds = max((record.end_s for record in fleet.records), default=0.0)
     tokens = sum(record.tokens for record in finished)
     good = sum(meets(record, scenario.objectives) for record in finished)
@@ -84,7 +84,7 @@ def make_report(
         timing=timing.name,
         requests=len(fleet.records),
         finished=len(finished),
-        refused=dict(Counter(r.refused for r in fleet.records if r.refused)),
+        refused=dict(Counter(r.refused for r in fleet.records if r.refused is not None)),
         seconds=seconds,
         output_tokens=tokens,
         output_tokens_per_s=tokens / seconds if seconds else 0.0,

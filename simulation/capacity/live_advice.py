@@ -270,7 +270,7 @@ def simulated(
 
 def simulated_times(records: Sequence[RequestRecord], objectives: Objectives) -> Times:
     """Return the times of simulated requests."""
-    served = [each for each in records if not each.refused]
+    served = [each for each in records if each.refused is None]
     good = sum(meets(each, objectives) for each in served)
     return _times(
         [each.ttft_s for each in served],

@@ -19,7 +19,7 @@ class RequestRecord:
     tokens: int = 0
     longest_gap_s: float = 0.0
     cached_tokens: int = 0  # on the worker that computed the prompt
-    refused: str = ""
+    refused: str | None = None  # the code of the error
 
     @property
     def ttft_s(self) -> float:

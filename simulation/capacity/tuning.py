@@ -170,7 +170,7 @@ def needed_factor(
     requests meets them."""
     ratios = sorted(
         math.inf
-        if record.refused
+        if record.refused is not None
         else max(record.ttft_s / objectives.ttft_s, record.mean_gap_s / objectives.itl_s)
         for record in records
     )

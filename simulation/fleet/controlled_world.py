@@ -50,7 +50,7 @@ class _Layout:
     names: tuple[str, ...]
     least: int
     most: int
-    emptied: str = ""  # the worker whose loss leaves its role empty
+    emptied: str | None = None  # the worker whose loss leaves its role empty
     grows: bool = False  # no worker gets an order
 
 
@@ -71,7 +71,7 @@ def controlled(made: Scenario) -> Scenario:
     prefill = [name for name in layout.names if name[0] == "p"]
     decode = [name for name in layout.names if name[0] == "d"]
     faults = [_leader_fault(dice, layout)]
-    if layout.emptied:
+    if layout.emptied is not None:
         faults.append(Event(EMPTIED_S, _control("worker killed", layout.emptied, EMPTY_FOR_S)))
     if dice.random() < SECOND_SHARE:
         faults.append(_second_fault(dice, layout))

@@ -44,7 +44,7 @@ class Ask:
     enough: int | None = None
     reads_s: float = 0.0
     top_logprobs: int | None = None
-    grammar: str = ""  # in the form of the product's matchers; "": none
+    grammar: str = ""  # in the form of the product's matchers; "", as in `Submit`: none
 
     def request(self) -> ValidatedRequest:
         sampling = worker_pb2.Sampling(

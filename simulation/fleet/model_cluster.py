@@ -76,7 +76,7 @@ class ModelCluster(Cluster):
         return ModelLimits(
             self.engines[0].spec.vocab_size,
             _CONTEXT,
-            numerics.pop(),
+            numerics.pop() or "",
             self.engines[-1].dtype_name,
             b"cluster key",
         )

@@ -51,7 +51,7 @@ class ModelKind:
     def limits(self, key: bytes) -> ModelLimits:
         runner = self._reference
         vocab_size, kv_dtype = runner.spec.vocab_size, runner.pool.kv_dtype
-        return ModelLimits(vocab_size, CONTEXT, runner.numerics, kv_dtype, key)
+        return ModelLimits(vocab_size, CONTEXT, runner.numerics or "", kv_dtype, key)
 
     def block_bytes(self, block_size: int) -> int:
         return self._reference.pool.block_bytes

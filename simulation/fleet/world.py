@@ -105,7 +105,7 @@ class World:
     speculator: Callable[[], Speculator | None] = lambda: None  # of each decode worker
     vocabulary: Vocabulary | None = None  # of workers' grammars
     lost: Callable[[WorkerProcess], None] = lambda process: None  # a worker's device is lost
-    host_of: Callable[[str], str] = lambda name: ""  # "": measurements are not paced or shared
+    host_of: Callable[[str], str | None] = lambda name: None  # None: measurements are not shared
     more_services: Callable[[WorkerProcess], dict[str, Service]] = lambda process: {}
     start_s: float = 0.0  # of a worker's process that follows one which has drained
     step_s: float = 0.002
@@ -333,7 +333,7 @@ class World:
             with contextlib.suppress(LinkClosed):  # its caller has left
                 await _send_blocks(link, worker)
 
-        has_host = self.host_of(process.machine.name)
+        has_host = self.host_of(process.machine.name) is not None
         paced = ContactAnswers(worker.grants, mine) if has_host else None
 
         async def greet(link: SimLink) -> None:
@@ -346,7 +346,7 @@ class World:
 
 
 def _hello(
-    name: str, mover: MemoryMover, kind: EngineKind, block_size: int, host: str
+    name: str, mover: MemoryMover, kind: EngineKind, block_size: int, host: str | None
 ) -> handoff_pb2.HandshakeMessage:
     limits = kind.limits(KEY)
     common = handshake.compatibility(

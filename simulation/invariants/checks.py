@@ -16,6 +16,7 @@ from baton.decode_worker.handoffs import PEER_FAULTS
 from baton.decode_worker.sequences import Group
 from baton.decode_worker.worker import DecodeWorker
 from baton.engine.scheduling.blocks import Hold
+from baton.kv_transfer.granter import GrantingWorker
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers import grants
 from baton.kv_transfer.peers.cached_prefix import CachedPrefix
@@ -31,7 +32,6 @@ from baton.simulation.fleet.engine_kind import HASHES, VOCAB, EngineKind
 from baton.simulation.fleet.history import FINISHED, LEFT, ROUTER_LOST, Ask, History
 from baton.simulation.fleet.scenario import Fault
 from baton.simulation.fleet.world import DRIFT, RouterProcess, WorkerProcess, World
-from baton.simulation.invariants import rosters
 from baton.simulation.invariants.bounds import Bounds
 from baton.simulation.invariants.drains import Drains
 from baton.simulation.invariants.grammars import outside_grammar, watch_masks
@@ -43,7 +43,7 @@ from baton.simulation.invariants.proposals import watch_blocks
 from baton.simulation.invariants.ranks import RankEnds
 from baton.simulation.invariants.readiness import Readiness
 from baton.simulation.invariants.refusals import Refusals
-from baton.simulation.invariants.reports import Reports
+from baton.simulation.invariants.router_facts import RouterFacts
 from baton.simulation.invariants.shares import Shares
 
 PATIENT_S = 15.0  # no fault lasts so long: a request with so much time gets an answer
@@ -62,7 +62,7 @@ class Watch:
         self.refusals = Refusals(world, self.breaches)
         self._bounds = Bounds(world, self.breaches)
         self._shares = Shares(self.breaches) if loaded else None
-        self._reports = Reports(self.breaches)
+        self._router_facts = RouterFacts(self.breaches)
         self._hangs = Hangs(world, self.breaches)
         self.leases = Leases(world, self.breaches)
         self._precision = Precision(world, self.breaches)
@@ -122,9 +122,8 @@ class Watch:
         self._bounds.over_router(process)
         if self._shares is not None:
             self._shares.over_router(process)
-        self._reports.over_router(process)
         self._hangs.over_router(process)
-        rosters.over_router(process, self.breaches)
+        self._router_facts.over_router(process)
         self.membership.over_router(process)
         dispatcher, take = process.dispatcher, process.dispatcher.take
 
@@ -163,8 +162,8 @@ class Watch:
         module: Any = grants
         grant = module.grant
 
-        async def watched(link: Any, admit: Any, mover: Any, boot_id: bytes, *more: Any) -> Any:
-            pinned: list[int] = []
+        async def watched(link: Any, admit: Any, worker: GrantingWorker, *more: Any) -> Any:
+            boot_id, pinned = worker.boot_id, list[int]()
             reader = b""
 
             def admitting(opening: handoff_pb2.OpenHandoff) -> Prompt | CachedPrefix:
@@ -182,7 +181,7 @@ class Watch:
                 admitted: Prompt | CachedPrefix = prompt
                 return admitted
 
-            report = await grant(link, admitting, mover, boot_id, *more)
+            report = await grant(link, admitting, worker, *more)
             if report.end == "closed":
                 self._check_closed(boot_id, reader, pinned)
             else:  # its READs may land late, and a later handoff of the same blocks close before

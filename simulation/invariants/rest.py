@@ -62,7 +62,7 @@ def _borne(router: RouterProcess) -> Iterable[str]:
     if router.admission.taken:
         yield f"{router.admission.taken} tickets taken"
     if waiting := router.fleet.unplaced.waiting:
-        yield f"{waiting} requests that it tells its workers wait on it"
+        yield f"{waiting} requests still counted as waiting on the router"
 
 
 def _reported(router: RouterProcess, world: World) -> Iterable[str]:
@@ -78,11 +78,11 @@ def _unlike_pools(world: World) -> Iterable[str]:
     of it. Deltas come until all is quiet: a worker tells with its next step what it has evicted."""
     for router in world.routers.values():
         for process in world.workers.values():
-            if what := _unlike(router.fleet.index, process):
+            if (what := _unlike(router.fleet.index, process)) is not None:
                 yield f"{router.machine.name}: of {process.machine.name}'s cache its index {what}"
 
 
-def _unlike(index: RadixIndex, process: WorkerProcess) -> str:
+def _unlike(index: RadixIndex, process: WorkerProcess) -> str | None:
     watched = index._watched.get(process.machine.name)
     if watched is None or not watched.complete or watched.boot_id != process.boot_id:
         return "knows nothing, or another process's"
@@ -90,5 +90,5 @@ def _unlike(index: RadixIndex, process: WorkerProcess) -> str:
     reported = {identity for identity, holders in index._holders.items() if holders & mask}
     cached = set(process.pool.identities())
     if reported == cached:
-        return ""
+        return None
     return f"lacks {len(cached - reported)} blocks, and has {len(reported - cached)} too many"

@@ -54,7 +54,7 @@ class Shares:
                 for view in chosen:
                     role = [e for e in trusted if e.role == view.role and not e.draining]
                     said = self._count(shares, view, role, now_s, plain=plain)
-                    if said:
+                    if said is not None:
                         self._breaches.append(f"{process.machine.name}: {said}")
             return outcome
 
@@ -68,7 +68,7 @@ class Shares:
         now_s: float,
         *,
         plain: bool,
-    ) -> str:
+    ) -> str | None:
         first_s = min((view.joined_s for view in role), default=now_s)
         for view in role:
             late = view.joined_s - first_s > TOGETHER_S
@@ -83,10 +83,10 @@ class Shares:
             and not shares[view.worker_id, view.joined_s].late
         ]
         if not (plain and share.late and others and now_s - chosen.joined_s < OVER_S):
-            return ""
+            return None
         share.placed += 1
         if share.placed <= share.allowed + MORE:
-            return ""
+            return None
         age_s = now_s - chosen.joined_s
         return (
             f"{chosen.worker_id} joined {age_s:.1f} s ago and got {share.placed} requests of "

@@ -26,9 +26,9 @@ from baton.runtime.errors import (
 )
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grant_admission import before_each_admission
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 from tests.support.worker_parts import fetches_of, open_streams, peers_of
 

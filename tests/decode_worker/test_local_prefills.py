@@ -14,10 +14,10 @@ from baton.runtime.config import Config, PoolConfig, StepConfig
 from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_value
 from tests.support.span_values import span_values
 from tests.support.trace_collector import ListeningCollector
+from tests.support.virtual_time import on_virtual_time
 
 SpansOf = Callable[[str], list[Span]]
 REASONS = ("placed", "no_candidate", "recompute")

@@ -8,8 +8,8 @@ import pytest
 
 from baton.proto import worker_pb2
 from baton.runtime.links import LinkClosed
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.session_scene import Work, asked, hello, indices, resume, submit
+from tests.support.virtual_time import on_virtual_time
 
 
 async def test_a_reconnect_continues_at_the_named_index() -> None:

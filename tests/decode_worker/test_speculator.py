@@ -178,7 +178,7 @@ def test_low_acceptance_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     item = Slice(TEXT[3:36], 3, [0], proposed=32)
     for _ in range(2 * WINDOW_PROPOSALS // 32):
         speculator.judge(a_sequence(), item, drawn(99))
-    assert "proposal acceptance low" in capsys.readouterr().out
+    assert "proposals seldom accepted" in capsys.readouterr().out
 
 
 def test_a_step_costs_what_passes_between_two_ends() -> None:

@@ -19,7 +19,7 @@ from baton.runtime.errors import Draining, EngineError, InvalidRequest, Unavaila
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import MAX_CONTEXT, VOCAB, Cluster, MemoryPeers
 from baton.simulation.virtual.virtual_steps import VirtualStep
-from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
+from tests.support.virtual_time import at_the_end, on_virtual_time
 from tests.support.worker_parts import decode_scheduler
 
 MakeCluster = Callable[[], Cluster]

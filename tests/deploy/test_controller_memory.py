@@ -140,7 +140,7 @@ async def test_a_memory_that_does_not_count_is_logged_once() -> None:
     await ControllerMemory(scene.leadership, ("another",)).keep({})
     assert await memory_events(scene) == ["controller memory refused"]
     scene = RoleLoopScene()
-    assert await memory_events(scene) == ["controller memory empty"]
+    assert await memory_events(scene) == ["controller memory not found"]
 
 
 async def memory_events(scene: RoleLoopScene) -> list[str]:

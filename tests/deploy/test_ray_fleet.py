@@ -12,7 +12,7 @@ from baton.deploy.nodes.node_worker import WorkerReport
 from baton.deploy.nodes.ray_fleet import NodeActor, RayFleet, namespace_of
 from baton.deploy.nodes.worker_order import WorkerOrder
 from baton.runtime.errors import Unavailable
-from tests.support.json_values import JsonObject
+from tests.support.json_values import Json, JsonObject
 
 ORDER = WorkerOrder("decode-0", "decode", "baton", "", (), 60.0, cpus=2.0, gpus=1.0, by_role=True)
 
@@ -66,7 +66,7 @@ class ScriptedRay:
         """Return the names of the groups that are there."""
         return [each.name for each in self.groups if each.state != "REMOVED"]
 
-    def _group(self, bundles: list[dict[str, float]], **options: JsonObject) -> Group:
+    def _group(self, bundles: list[dict[str, float]], **options: Json) -> Group:
         if options["name"] in self.living():
             raise ValueError("the name is taken")
         self.groups.append(Group(bundles, **options))

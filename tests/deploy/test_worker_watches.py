@@ -14,7 +14,7 @@ from baton.runtime.errors import EngineError
 from baton.runtime.registry import MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import ANSWER_S, InlineRegistry
 from baton.runtime.worker import announcer
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 RECORD = WorkerRecord("decode-0", "b" * 32, "decode", "a:1", "a:2", "m", pid=1)
 

@@ -47,7 +47,7 @@ def test_a_controller_changes_the_number_of_workers_on_ray(fleet: Fleet) -> None
             fleet.until_linked(prefill=1, decode=1)
     assert asking.asked > 0 and asking.wrong == [], fleet.logs()
     fleet.until(lambda: sorted(fleet.audit()["ready"]) == ["decode-0", "prefill-0"])
-    assert "worker leaves" in (fleet.folder / "controller.log").read_text()
+    assert "worker drain ordered" in (fleet.folder / "controller.log").read_text()
     # the worker that leaves drains first; its group goes after it
     fleet.until(lambda: fleet.groups().keys() == {"decode-0", "prefill-0"})
 

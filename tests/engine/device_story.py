@@ -26,6 +26,7 @@ from baton.engine.execution.loading import build_runner
 from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.memory.kv_quant import KV_QUANTS
+from baton.engine.memory.memory_plan import PoolForm
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.engine.scheduling.token_history import PromptTokens, Text
 from baton.engine.spec.model_spec import ModelSpec, read_spec
@@ -151,7 +152,8 @@ def sized(spec: ModelSpec, build: Build, device: torch.device, kv_dtype: str) ->
         kv_dtype=kv_dtype,
     )
     size = partial(KvPool, spec, block_size=SIZE, dtype=torch.float32, device=device, quant=codes)
-    runner = sized_runner(spec, torch.float32, options, lambda n: size(n), build, memory, 1)
+    form = PoolForm(spec, SIZE, torch.float32, codes)
+    runner = sized_runner(form, options, lambda n: size(n), build, memory, 1)
     assert runner.memory is not None and runner.memory.beside_bytes > 0
     assert runner.pool.blocks >= BLOCKS
     return runner

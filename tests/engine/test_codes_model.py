@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import baton.engine.execution.cpu_kernels as cpu_kernels
+import baton.engine.execution.backend_choice as backend_choice
 from baton.engine.cpu.attention_kv_quant import KvQuantAttention
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
@@ -195,7 +195,7 @@ def test_float16_takes_torch(folder: Path, kv_dtype: str) -> None:
 def test_without_numba_torch_serves(
     folder: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(backend_choice, "find_spec", lambda name: None)
     runner = build_runner(folder, EngineOptions(blocks=8, kv_dtype=kv_dtype))
     assert type(parts_of(runner.decoder).attention) is TorchAttention
     assert runner.all_logits(StepBatch((Slice([1, 2, 3], 0, [0]),)))[0].isfinite().all()

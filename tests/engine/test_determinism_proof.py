@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from baton.engine.checkpoint.weights import load_weights
-from baton.engine.cpu.linear import CpuMatrices
 from baton.engine.execution import determinism_proof
+from baton.engine.execution.backend_choice import CpuBackend
 from baton.engine.execution.cuda_runner import CudaRunner
 from baton.engine.execution.decode_graph import DecodeGraphs
 from baton.engine.execution.determinism_proof import prove, prove_graphs
-from baton.engine.execution.deterministic_runner import deterministic_runner
 from baton.engine.execution.graph_device import HostDevice
+from baton.engine.execution.loading import cpu_runner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.spec.model_spec import read_spec
 from baton.runtime.errors import ConfigError
@@ -60,9 +60,10 @@ def reported(
     monkeypatch.setattr(determinism_proof, "SIZES_TOKENS", 40)
     monkeypatch.setattr(determinism_proof, "GRAPH_TOKENS", 40)
     spec = read_spec(qwen3.folder)
-    weights = load_weights(qwen3.folder, spec, torch.float32, CpuMatrices())
+    backend = CpuBackend(deterministic=True)
+    weights = load_weights(qwen3.folder, spec, torch.float32, CpuBackend().matrices(torch.float32))
     pool = KvPool(spec, 60, 8, torch.float32, CPU)
-    eager = deterministic_runner(spec, weights, pool, 0)
+    eager = cpu_runner(spec, weights, pool, backend, 0)
 
     def make(after=lambda replay: None, draw=greedy):
         device = Device(after)

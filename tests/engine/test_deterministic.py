@@ -13,7 +13,7 @@ import torch
 from baton.engine.checkpoint.fingerprint import model_fingerprint
 from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.dot_bf16 import supported
-from baton.engine.execution import determinism_proof, deterministic_runner
+from baton.engine.execution import determinism_proof, invariant_kernels
 from baton.engine.execution.determinism_proof import prove
 from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_engine, build_runner
@@ -225,7 +225,7 @@ def test_workers_are_named_by_their_bits(qwen3: Reference) -> None:
         ).numerics
 
     plain = build_runner(qwen3.folder, EngineOptions(blocks=4))
-    assert plain.numerics == ""
+    assert plain.numerics is None
     first = numerics()
     assert len(first) == 32
     assert numerics(block_size=10) == first
@@ -260,15 +260,15 @@ def test_a_runner_that_fails_the_proof_is_refused(
     from baton.engine.model.row_ops import torch_gating
 
     if part == "attention":
-        monkeypatch.setattr(deterministic_runner, "InvariantAttention", TorchAttention)
+        monkeypatch.setattr(invariant_kernels, "InvariantAttention", TorchAttention)
     elif part == "gate":
         monkeypatch.setattr(
-            deterministic_runner,
+            invariant_kernels,
             "strict_gate",
             lambda x, activation: torch_gating(x, activation) * (1 + 1e-6 * len(x)),
         )
     else:
-        monkeypatch.setattr(deterministic_runner, "with_invariant_linears", summed_by_rows)
+        monkeypatch.setattr(invariant_kernels, "with_invariant_linears", summed_by_rows)
     with pytest.raises(ConfigError, match=r"worker\.deterministic: on this machine"):
         build_runner(qwen3.folder, EngineOptions(blocks=40, deterministic=True))
 
@@ -291,20 +291,20 @@ def test_the_proof_covers_many_sizes(
     """A gate that is wrong for one number of rows alone does not pass, whichever number it is;
     nor one that is wrong for a late token."""
     assert whole_proof == 1024
-    folder, gate = references(name).folder, deterministic_runner.invariant_gate
+    folder, gate = references(name).folder, invariant_kernels.invariant_gate
     counts = set()
 
     def watched(gate_up, activation):
         counts.add(len(gate_up))
         return gate(gate_up, activation)
 
-    monkeypatch.setattr(deterministic_runner, "invariant_gate", watched)
+    monkeypatch.setattr(invariant_kernels, "invariant_gate", watched)
     build_runner(folder, EngineOptions(blocks=160, block_size=16, dtype=dtype, deterministic=True))
     large = {512} if name == "qwen3" else {511, 512, 513, 1024}  # as far as the context goes
     assert counts >= {*range(1, 34)} | large
     for wrong in {1, 12, 33} | large:
         monkeypatch.setattr(
-            deterministic_runner,
+            invariant_kernels,
             "invariant_gate",
             lambda x, activation, wrong=wrong: gate(x, activation) * (1 + (len(x) == wrong) / 64),
         )
@@ -325,7 +325,7 @@ def summed_by_rows(weights):
 def test_without_numba_the_setting_is_refused_by_name(
     qwen3: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "baton.engine.execution.deterministic_runner", None)
+    monkeypatch.setitem(sys.modules, "baton.engine.execution.invariant_kernels", None)
     with pytest.raises(ConfigError, match=r"worker\.deterministic needs numba"):
         build_runner(qwen3.folder, EngineOptions(blocks=4, deterministic=True))
 

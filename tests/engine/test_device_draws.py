@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from baton.engine.execution import device_runner
-from baton.engine.execution.device_runner import sample_on_device
+from baton.engine.execution import device_kernels
+from baton.engine.execution.device_kernels import sample_on_device
 from baton.engine.model.step_layout import Bounds, lay_out
 from baton.engine.sampling.draw_plan import plan_draws
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
@@ -34,9 +34,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         seen.append(rules.position.tolist())
         tokens.copy_(logits.argmax(dim=-1))
 
-    monkeypatch.setattr(device_runner, "draw_tokens", draw)
-    monkeypatch.setattr(device_runner, "adjust_logits", torch_kernels.adjust)
-    monkeypatch.setattr(device_runner, "find_logprobs", torch_kernels.find_logprobs)
+    monkeypatch.setattr(device_kernels, "draw_tokens", draw)
+    monkeypatch.setattr(device_kernels, "adjust_logits", torch_kernels.adjust)
+    monkeypatch.setattr(device_kernels, "find_logprobs", torch_kernels.find_logprobs)
     return seen
 
 

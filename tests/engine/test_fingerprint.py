@@ -84,5 +84,5 @@ def test_what_is_made_of_the_weights_at_load_differs(folder: Path) -> None:
 def test_a_draft_model_makes_another_kv(folder: Path) -> None:
     """Its KV lies in the same blocks: workers with unlike drafts exchange none."""
     alone = model_fingerprint(folder)
-    drafted = {model_fingerprint(folder, draft=draft) for draft in ("", "a", "b")}
+    drafted = {model_fingerprint(folder, draft=draft) for draft in (None, "a", "b")}
     assert len(drafted) == 3 and alone in drafted

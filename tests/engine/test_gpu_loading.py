@@ -17,6 +17,7 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.gpu_loading import memory_beside_pool, sized_runner
 from baton.engine.memory.kv_pool import KvPool, block_bytes
 from baton.engine.memory.kv_quant import FP8_E4M3, INT8, KvQuant
+from baton.engine.memory.memory_plan import PoolForm
 from baton.engine.scheduling.batch import StepResult
 from baton.engine.spec.model_spec import ModelSpec, read_spec
 from baton.runtime.errors import ConfigError, OutOfMemory
@@ -71,7 +72,7 @@ class Device:
 class Runner:
     def __init__(self, device, pool):
         self.device, self.pool, self.max_context, self.memory = device, pool, 512, None
-        self.eager = SimpleNamespace(numerics="")
+        self.eager = SimpleNamespace(numerics=None)
 
     def run(self, batch):
         (item,) = batch.slices
@@ -91,9 +92,9 @@ def spec(qwen3: Reference) -> ModelSpec:
 
 
 def sized(spec, device, **changes):
-    return sized_runner(
-        spec, KIND, options(**changes), device.make_pool, device.build, device, 7 * MIB
-    )
+    asked = options(**changes)
+    form = PoolForm(spec, asked.block_size, KIND, asked.kv_quant)
+    return sized_runner(form, asked, device.make_pool, device.build, device, 7 * MIB)
 
 
 def test_the_pool_is_sized_after_all_else_was_measured(spec: ModelSpec) -> None:
@@ -298,7 +299,7 @@ def test_a_deterministic_runner_verifies_itself_over_its_pool(
     monkeypatch.setattr(gpu_loading, "prove_graphs", lambda runner: proved.append(runner) or "bits")
     runner = sized(spec, device, deterministic=wanted)
     assert proved == ([runner] if wanted else [])
-    assert runner.eager.numerics == ("bits" if wanted else "")
+    assert runner.eager.numerics == ("bits" if wanted else None)
 
 
 def test_a_proof_without_room_says_what_to_lower(

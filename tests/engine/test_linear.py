@@ -128,6 +128,12 @@ def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch
     assert not linear.torch_can_pack(torch.zeros(4, 4))
 
 
-def test_without_numba_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "find_spec", lambda name: None)
-    assert linear.compiled_linear(torch.zeros(64, 4, dtype=torch.bfloat16), None, False) is None
+def test_nothing_is_compiled_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_):
+        raise AssertionError("a compiled product")
+
+    monkeypatch.setattr(linear, "compiled_linear", refused)
+    weight = torch.zeros(64, 4, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError, match="a compiled product"):
+        linear.CpuMatrices().plain(weight)
+    assert linear.CpuMatrices(compiled=False).plain(weight)(weight[:2]).shape == (2, 64)

@@ -93,11 +93,11 @@ def test_unknown_choices_are_refused(qwen3: Reference, how: dict[str, str]) -> N
 
 
 def test_numba_is_optional(qwen3: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.engine.execution.cpu_kernels.find_spec", lambda name: None)
+    monkeypatch.setattr("baton.engine.execution.backend_choice.find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "baton.engine.cpu.attention_numba", raising=False)
     seen = []
     monkeypatch.setattr(
-        "baton.engine.execution.cpu_kernels.TorchAttention",
+        "baton.engine.execution.backend_choice.TorchAttention",
         lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
     )
     runner = build_runner(qwen3.folder, EngineOptions(blocks=2))
@@ -117,7 +117,7 @@ def test_float16_goes_to_plain_torch(qwen3: Reference, monkeypatch: pytest.Monke
     """The compiled kernel reads the two kinds that are float32 or the upper half of one."""
     seen = []
     monkeypatch.setattr(
-        "baton.engine.execution.cpu_kernels.TorchAttention",
+        "baton.engine.execution.backend_choice.TorchAttention",
         lambda pool, spec: seen.append(pool) or TorchAttention(pool, spec),
     )
     assert build_runner(qwen3.folder, EngineOptions(blocks=2, dtype="float16")).pool in seen

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from baton.engine.scheduling.step_health import OVERDUE_S
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_health_scene import StepHealthScene
+from tests.support.virtual_time import on_virtual_time
 
 
 def past_due_s(scene: StepHealthScene) -> float:

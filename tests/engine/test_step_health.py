@@ -20,9 +20,9 @@ from baton.engine.scheduling.step_health import (
     StepHealth,
 )
 from baton.runtime.config import RouterConfig
-from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
 from tests.support.step_health_scene import FINE, STEP, StepHealthScene
 from tests.support.step_pipeline_scene import PipelineScene
+from tests.support.virtual_time import on_virtual_time, stand_still
 
 HANG_S = RouterConfig().hang_s
 

@@ -10,8 +10,8 @@ import pytest
 from baton.engine.scheduling.batch import StepResult
 from baton.engine.scheduling.step_pipeline import LEAD_S
 from baton.runtime.errors import DeviceLost, EngineError
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_pipeline_scene import PipelineScene
+from tests.support.virtual_time import on_virtual_time
 
 
 def seconds(expected_s: float) -> object:

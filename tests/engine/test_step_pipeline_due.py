@@ -17,8 +17,8 @@ from baton.engine.scheduling.step_pipeline import (
 )
 from baton.runtime.errors import EngineError, OutOfMemory
 from baton.runtime.sampling import SamplingParams
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.step_pipeline_scene import PipelineScene
+from tests.support.virtual_time import on_virtual_time
 
 
 def seconds(expected_s: float) -> object:

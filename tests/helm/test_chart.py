@@ -96,9 +96,8 @@ def test_objects_of_other_projects_have_known_fields(unlike: list[Document]) -> 
 
 def test_two_renders_are_equal() -> None:
     sized = {key: CHOICES[key][-1] for key in ("autoscaling", "models")}
-    forms = ({}, {"orchestrator": "kuberay"}, sized, {"orchestrator": "kuberay", **sized})
-    for name, form in itertools.product(EXAMPLES, forms):
-        values = fitting(merged(example(name), form))
+    for name, started, form in itertools.product(EXAMPLES, CHOICES["orchestrator"], ({}, sized)):
+        values = fitting(merged(example(name), form, {"orchestrator": started}))
         first = chart().render(values, name="chat", namespace="llm")
         assert first == chart().render(values, name="chat", namespace="llm")
 
@@ -142,8 +141,8 @@ def test_every_pod_may_pull_from_a_private_registry(releases: list[Release]) -> 
     """The pods are of each kind that any release has."""
     pull: Values = {"image": {"pullSecrets": ["ours", "theirs"]}}
     sized = {"autoscaling": CHOICES["autoscaling"][-1], "models": CHOICES["models"][-1]}
-    forms = (sized, {"orchestrator": "kuberay", **sized})
-    named = [render(merged(example("cpu-demo"), fitting(form), pull)) for form in forms]
+    forms = [fitting({"orchestrator": each, **sized}) for each in CHOICES["orchestrator"]]
+    named = [render(merged(example("cpu-demo"), form, pull)) for form in forms]
     for release in named:
         for _, pod in release.pods():
             assert pod["imagePullSecrets"] == [{"name": "ours"}, {"name": "theirs"}]

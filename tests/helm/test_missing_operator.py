@@ -1,4 +1,4 @@
-"""`helm install` with orchestrator kuberay, with and without a KubeRay operator in the cluster."""
+"""`helm install` with the default orchestrator, in clusters with and without a KubeRay operator."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.pods import secrets_server
 from tests.support.pods.secrets_server import SecretsServer
 
 KUBERAY = merged(example("cpu-demo"), {"orchestrator": "kuberay"})
+DEFAULT: Values = {"model": {"embedded": True}}
 NO_SCHEMA = "failed to download openapi"  # of the server: the templates are rendered by then
 EACH_SERVER_HAS = "apiregistration.k8s.io"
 
@@ -44,13 +45,15 @@ def serve_apis(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
             monkeypatch.setitem(secrets_server.DISCOVERED, path, answer)
 
 
+@pytest.mark.parametrize("values", [KUBERAY, DEFAULT], ids=["kuberay", "default"])
 def test_an_install_without_kuberay_says_what_is_missing(
-    server: SecretsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: SecretsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: Values
 ) -> None:
     serve_apis(monkeypatch, EACH_SERVER_HAS)
-    said = try_install(server, KUBERAY, tmp_path)
-    assert "orchestrator is kuberay, but this cluster has no RayCluster (ray.io/v1)" in said
-    assert "install the KubeRay operator, 1.6 or newer, or set orchestrator=plain" in said
+    said = try_install(server, values, tmp_path)
+    assert "orchestrator is kuberay (the default), but this cluster has no RayCluster" in said
+    assert "install the KubeRay operator, 1.6 or newer, or run the workers without Ray: " in said
+    assert "--set orchestrator=plain" in said
 
 
 @pytest.mark.parametrize(
@@ -69,4 +72,4 @@ def test_an_install_that_lacks_nothing_is_rendered(
 
 
 def test_helm_template_asks_no_cluster() -> None:
-    assert render(KUBERAY).of_kind("RayCluster")
+    assert render(DEFAULT).of_kind("RayCluster")

@@ -8,9 +8,9 @@ import pytest
 
 from baton.deploy.monitoring import generate
 from tests.support import chart_choices as choices
-from tests.support.chart import FOLDER, Document, Release, Values, merged, render
+from tests.support.chart import FOLDER, PLAIN, Document, Release, Values, merged, render
 
-MONITORED: Values = merged({"model": {"embedded": True}}, choices.MONITORED)
+MONITORED: Values = merged(PLAIN, choices.MONITORED)
 
 
 def rules_of(release: Release) -> list[Document]:

@@ -86,7 +86,7 @@ def until_linked(cluster: PodCluster, prefill: int) -> None:
         return all(e[0] >= prefill and sum(e) == WORKERS for e in linked(cluster))
 
     def found() -> str:
-        return f"{linked(cluster)}\n{events(cluster, 'no role step')[-3:]}\n{cluster.logs()}"
+        return f"{linked(cluster)}\n{events(cluster, 'role step withheld')[-3:]}\n{cluster.logs()}"
 
     wait_until(all_linked, MOVED_S, every_s=0.5, show=found)
 

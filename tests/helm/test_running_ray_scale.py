@@ -107,7 +107,7 @@ def test_load_brings_a_pod_and_calm_takes_one(
     site.cluster.settle()
     (named,) = site.group().named
     assert {*site.ready(), named} == {*before} and named not in site.ready()
-    (leaves,) = site.events("worker leaves")
+    (leaves,) = site.events("worker drain ordered")
     assert leaves["worker"] == "decode-1"
     assert site.cluster.api.refused == []
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 from tests.support.chart import Values, example, merged
-from tests.support.operations_page import documented_commands
+from tests.support.newcomer import documented, first_streamed_token_s
 from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.network import network_unavailable
@@ -78,31 +77,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(cluster, programs, cluster.client(), values)
 
 
-def documented(beginning: str) -> str:
-    (found,) = [each for each in documented_commands() if each.startswith(beginning)]
-    return found
-
-
 def test_a_newcomer_reaches_a_first_streamed_token(site: Site) -> None:
     """What docs/kubernetes.md and the notes say, typed line by line. Images are there already."""
-    began_s = time.monotonic()
-    notes = site.typed(documented("helm install"))
-    shown = re.findall(r"^  ((?:kubectl|KEY=|curl)(?:.|\\\n)+?[^\\])$", notes, re.MULTILINE)
-    assert [each.split()[0][:7] for each in shown] == ["kubectl", "kubectl", "KEY=$(k", "curl"]
-    listening = "until (: < /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.05; done"
-    script = [*shown[:-1], listening, shown[-1]]
-    process = site.shell("\n".join([*script, "kill %1"]))
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("data: {") and re.search(r'"content":\s*"[^"]', line):
-            print(f"first streamed token {time.monotonic() - began_s:.1f} s after helm install")
-            break
-    else:
-        pytest.fail("".join(lines) + site.cluster.logs())
-    rest, _ = process.communicate(timeout=60)
-    assert "data: [DONE]" in rest
+    took_s = first_streamed_token_s(site, site.cluster.logs)
+    print(f"first streamed token {took_s:.1f} s after helm install")
 
 
 def test_the_hook_has_its_rights_and_a_pod_has_none(site: Site) -> None:

@@ -102,7 +102,7 @@ def test_load_brings_the_most_and_calm_the_least(
     site.wait(lambda: site.asked() == LEAST, "no worker leaves")
     site.cluster.settle()
     assert sorted(ready(site)) == [f"{WORKERS}-{number}" for number in range(LEAST)]
-    (leaves,) = site.events("worker leaves")
+    (leaves,) = site.events("worker drain ordered")
     assert leaves["worker"] == f"{WORKERS}-{MOST - 1}"
     assert site.cluster.api.refused == []
 
@@ -127,7 +127,7 @@ def test_a_successor_goes_on_with_what_the_leader_has_left(site: Site) -> None:
         site.cluster.delete(name, grace_s=0)
     site.cluster.settle("chat-baton-controller")
     site.wait(lambda: site.events("controller memory recalled") != [], "no memory is recalled")
-    site.wait(lambda: site.events("no size step") != [], "its leader decides nothing")
+    site.wait(lambda: site.events("size step withheld") != [], "its leader decides nothing")
     assert site.asked() == LEAST
 
 

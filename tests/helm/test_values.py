@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from baton.runtime.settings.loading import given_names
-from tests.support.chart import FOLDER, Values, example, merged, nested, render
+from tests.support.chart import FOLDER, PLAIN, Values, example, merged, nested, render
 from tests.support.chart_choices import MONITORED
 from tests.support.chart_table import README, properties, renewed
 
@@ -153,7 +153,7 @@ def settings_of(values: Values) -> frozenset[str]:
 
 def test_a_setting_that_the_chart_gives_is_refused() -> None:
     """In `settings` it would be overridden in silence, or contradict other values."""
-    base = {"model": {"embedded": True}}
+    base = PLAIN
     given = {name: form for form in FORMS for name in settings_of(merged(base, form))}
     assert {"router.leave_s", "worker.drain_s", "telemetry.otlp_endpoint"} <= set(given)
     for name in set(given) - GIVEN_WAY:

@@ -19,7 +19,7 @@ from baton.kv_transfer.checksum import converted_tag
 from baton.kv_transfer.conversion import HostConversion, numba_checksums
 from baton.kv_transfer.fetch_ledger import FetchLedger
 from baton.kv_transfer.fetch_report import FetchReport
-from baton.kv_transfer.granter import Computed, Granted, grant
+from baton.kv_transfer.granter import Computed, Granted, GrantingWorker, grant
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.mover import PeerPool
@@ -117,8 +117,8 @@ class Pair:
             self.mover,
             GRANTER,
             self.config,
-            self.pool.unpin,
-            self._wake,
+            unpin=self.pool.unpin,
+            on_unpin=self._wake,
         )
         self.woken = 0
         self.on_first: Callable[[handoff_pb2.FirstTokens], None] = lambda first: None
@@ -150,9 +150,7 @@ class Pair:
             grant(
                 far,
                 lambda asked: self.converter.granted(self.prompt, asked),
-                self.mover,
-                GRANTER,
-                self.config,
+                GrantingWorker(self.mover, GRANTER, self.config),
             )
         )
         size = self.own.shape[1]
@@ -325,7 +323,7 @@ def test_a_dtype_that_is_not_converted_to_is_named() -> None:
 def test_an_offer_that_lacks_a_part_is_refused() -> None:
     peer = PeerPool(GRANTER, "memory", b"", 0, 64, 8)
     opening, cells = Pair("half").opening(), [(1,), (2,)]
-    ledger = FetchLedger(opening, cells, [b"a", b"b"], peer, SLABS, TOKENS, each=2)
+    ledger = FetchLedger(opening, cells, [b"a", b"b"], peer, slabs=SLABS, block_size=TOKENS, each=2)
     with pytest.raises(HandoffError, match="3 blocks; each index needs 2"):
         ledger.record_offer(handoff_pb2.Offer(first=0, blocks=[1, 2, 3]))
     with pytest.raises(HandoffError, match="block 8 of a pool of 8"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from baton.kv_transfer import fetch_report
 from baton.kv_transfer.fetch_report import FetchReport, OfferTimes
 
 
@@ -36,6 +39,37 @@ def test_a_read_counts_for_each_offer_that_it_takes() -> None:
         report.record_read(indices, 10)
     assert (report.reads, report.bytes) == (4, 70)
     assert [(offer.reads, offer.bytes) for offer in report.offers] == [(3, 50), (2, 20)]
+
+
+def test_offers_are_looked_up_once_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each block, since the decode worker's loop does it."""
+    report, lookups = FetchReport(), []
+    report.record_offer(range(4096), 1.0)
+    report.record_offer(range(4096, 8192), 1.0)
+    find = fetch_report.bisect_right
+    monkeypatch.setattr(
+        fetch_report, "bisect_right", lambda *at, **how: lookups.append(at) or find(*at, **how)
+    )
+    for record in (
+        lambda indices: report.record_read(indices, 10),
+        lambda indices: report.record_landed(indices, 2.0),
+        lambda indices: report.record_verified(indices, 3.0),
+    ):
+        lookups.clear()
+        record([*range(8000), *range(8000, 8192)])
+        assert len(lookups) == 2
+    assert [(offer.bytes, offer.reads) for offer in report.offers] == [(40960, 1)] * 2
+    assert [(offer.landed, offer.verified) for offer in report.offers] == [(2.0, 3.0)] * 2
+
+
+def test_an_offer_counts_once_for_a_read_in_any_order() -> None:
+    report = FetchReport()
+    report.record_offer(range(2), 1.0)
+    report.record_offer(range(2, 4), 1.0)
+    report.record_read([3, 0, 2, 1], 10)
+    assert [(offer.bytes, offer.reads) for offer in report.offers] == [(20, 1)] * 2
+    report.record_verified([3, 0, 2], 2.0)
+    assert [offer.verified for offer in report.offers] == [0.0, 2.0]
 
 
 def test_an_offer_is_hidden_until_the_first_tokens() -> None:

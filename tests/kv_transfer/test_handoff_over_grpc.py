@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from baton.kv_transfer import checksum_numba
-from baton.kv_transfer.granter import Admit, GrantReport, grant
+from baton.kv_transfer.granter import Admit, GrantingWorker, GrantReport, grant
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.runtime.errors import Overloaded, WorkerLost
 from baton.runtime.grpc_links import (
@@ -49,9 +49,8 @@ class Servicer(handoff_pb2_grpc.HandoffServicer):
     async def Open(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         stage = self.stage
         try:
-            report = await grant(
-                ServerLink(context), self.admit, stage.granter, b"G" * 16, stage.config
-            )
+            worker = GrantingWorker(stage.granter, b"G" * 16, stage.config)
+            report = await grant(ServerLink(context), self.admit, worker)
             self.reports.append(report)
         except asyncio.CancelledError:
             self.cancelled += 1

@@ -218,7 +218,7 @@ def test_sizes_of_which_one_divides_the_other_fit(here: int, there: int) -> None
     mine, theirs = of_size(here), of_size(there)
     handshake.check(mine, theirs)
     pool = handshake.bridged_pool(mine, theirs)
-    assert (pool.block_size, pool.kv_dtype, pool.unit_bytes) == (there, "", 256 * there)
+    assert (pool.block_size, pool.kv_dtype, pool.unit_bytes) == (there, None, 256 * there)
     assert pool.ratio == BlockRatio(max(1, there // here), max(1, here // there))
     assert len(pool.shape(256 * here).cuts) == max(1, there // here)  # descriptors of a block
 

@@ -27,7 +27,7 @@ from tests.support import handoff_stage
 
 OWN = [20, 3, 21, 5, 9, 30]
 CELLS = [(block,) for block in OWN]
-SHAPE = handoff_stage.SLABS, handoff_stage.BLOCK_TOKENS
+SHAPE = {"slabs": handoff_stage.SLABS, "block_size": handoff_stage.BLOCK_TOKENS}
 OPENED = pb.GranterMessage(opened=pb.Opened(lease_ms=2000))
 
 
@@ -159,8 +159,8 @@ def test_identities_must_fit_the_blocks() -> None:
     stage = handoff_stage.Stage()
     pool = stage.granter.describe()
     with pytest.raises(ValueError, match="do not match"):
-        FetchLedger(stage.opening(), CELLS, [b"x"] * 4, pool, *SHAPE)
-    places = FetchLedger(stage.opening(), CELLS, [b"x"] * 6, pool, *SHAPE)
+        FetchLedger(stage.opening(), CELLS, [b"x"] * 4, pool, **SHAPE)
+    places = FetchLedger(stage.opening(), CELLS, [b"x"] * 6, pool, **SHAPE)
     assert list(places.record_offer(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
     assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
     assert places.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
@@ -176,7 +176,7 @@ def test_a_partial_block_has_the_rest_of_the_prompt(full: int, tokens: int) -> N
         handoff_id=b"h" * 16, tokens=range(full * handoff_stage.BLOCK_TOKENS + 3)
     )
     tags = [b"x"] * full
-    places = FetchLedger(opening, CELLS[: full + 1], tags, stage.granter.describe(), *SHAPE)
+    places = FetchLedger(opening, CELLS[: full + 1], tags, stage.granter.describe(), **SHAPE)
     with pytest.raises(HandoffError, match=f"offers {tokens} tokens in indices"):
         places.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=tokens))
     assert list(places.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=3))) == [full]
@@ -218,9 +218,7 @@ def test_an_admission_error_is_reported_and_nothing_is_pinned(error: Exception) 
 
     async def main() -> None:
         near, far = memory_link()
-        serving = asyncio.ensure_future(
-            grant(far, admit, stage.granter, handoff_stage.GRANTER, stage.config)
-        )
+        serving = asyncio.ensure_future(grant(far, admit, stage.granting()))
         with pytest.raises(BatonError) as caught:
             await stage.fetch(near, stage.opening(), OWN, [b"x"] * 6)
         await stage.ended()
@@ -240,9 +238,7 @@ def test_a_reader_that_never_opens_is_not_waited_for_long() -> None:
 
     async def main() -> None:
         _, far = memory_link()
-        report = await grant(
-            far, lambda _: None, stage.granter, handoff_stage.GRANTER, stage.config
-        )
+        report = await grant(far, lambda _: None, stage.granting())
         assert report.end == "refused" and "no opening" in str(report.failure)
 
     _, loop = handoff_stage.on_virtual_time(main)

@@ -15,6 +15,7 @@ from baton.planner.timing_file import fit_from_json, fit_to_json, read_fit, read
 from baton.planner.timing_fit import (
     Fit,
     TimingSample,
+    fit_lines,
     fit_timing,
     non_negative_least_squares,
 )
@@ -28,7 +29,6 @@ from baton.planner.timing_model import (
     TimingModel,
     TransferTiming,
 )
-from baton.planner.timing_table import fit_lines
 from baton.runtime.errors import ConfigError
 from baton.runtime.worker.attention_pairs import causal_pairs
 from tests.support.shared_traces import shared_trace

@@ -16,8 +16,8 @@ from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.telemetry import tracing
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import at_the_end, on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

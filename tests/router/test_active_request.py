@@ -11,8 +11,8 @@ from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import Cancelled, WorkerLost
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
+from tests.support.virtual_time import on_virtual_time
 
 
 @on_virtual_time

@@ -10,10 +10,10 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.links import LinkClosed
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.link_scene import LinkScene
 from tests.support.metric_values import metric_value
 from tests.support.router_books import leave_unsent
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 

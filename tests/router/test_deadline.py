@@ -15,13 +15,13 @@ from baton.proto import worker_pb2
 from baton.router.requests.deadline import deadline_of, until
 from baton.router.text.tokenizer import ENCODE_THREADS
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.encoding_threads import before_all_encoding
 from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.router_books import retrying
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed

@@ -16,8 +16,8 @@ from baton.runtime.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
+from tests.support.virtual_time import on_virtual_time
 
 PROMPT = (5, 6, 7)
 

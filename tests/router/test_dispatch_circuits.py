@@ -10,9 +10,9 @@ import pytest
 from baton.proto import worker_pb2
 from baton.router.fleet.circuits import STRIKES
 from baton.runtime.errors import BatonError, OutOfMemory, Overloaded
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.router_books import strikes_of
+from tests.support.virtual_time import on_virtual_time
 
 
 @on_virtual_time

@@ -9,8 +9,8 @@ import pytest
 
 from baton.router.dispatch.active_request import ActiveRequest
 from baton.runtime.errors import DeadlineExceeded, EngineError, Unavailable
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
+from tests.support.virtual_time import on_virtual_time
 
 Drained = Callable[..., Awaitable[tuple[DispatchScene, ActiveRequest]]]
 

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from baton.proto import worker_pb2
 from baton.router.dispatch.active_request import ActiveRequest
 from baton.runtime.errors import BatonError, Unavailable
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.router_books import submitter_of
+from tests.support.virtual_time import on_virtual_time
 
 PROMPT = (5, 6, 7)
 

@@ -15,9 +15,9 @@ from baton.router.requests.prompt_limits import ContextLimits
 from baton.runtime import metrics
 from baton.runtime.identity import chain, root
 from baton.runtime.registry import WorkerRecord
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import FleetScene, wait_estimator
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 

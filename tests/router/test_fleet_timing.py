@@ -14,9 +14,9 @@ from baton.router.fleet.fleet_timing import FleetTiming
 from baton.router.fleet.worker_costs import Pair
 from baton.router.fleet.worker_view import kv_format_of
 from baton.runtime.config import StepConfig
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import FleetScene
 from tests.support.placement_scene import NEED, place, placed, view
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 BOOT = bytes(16)

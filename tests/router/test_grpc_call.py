@@ -18,8 +18,8 @@ from baton.router.grpc_frontend.call import ClientCall
 from baton.router.requests.loop_budget import LoopBudget
 from baton.router.requests.validator import Validator
 from baton.runtime.config import RouterConfig
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.router_process import FAST_ROUTER, StartGrpcRouter, refused
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed

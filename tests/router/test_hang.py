@@ -13,12 +13,12 @@ import pytest
 from baton.proto import worker_pb2
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.json_values import Json
 from tests.support.metric_values import metric_value
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed

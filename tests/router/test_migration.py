@@ -14,11 +14,11 @@ import tokenizers
 
 from baton.proto import worker_pb2
 from baton.runtime.config import RouterConfig
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.json_values import JsonObject
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.scripted_worker import draw
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 SAID = "the lazy dog and the cat sleeps in the warm sun"

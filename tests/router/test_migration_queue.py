@@ -10,8 +10,8 @@ from baton.router.dispatch.retry_budget import HOLD_S, RetryBudget, RetryPermit
 from baton.router.dispatch.retry_policy import MigrationQueue
 from baton.runtime.errors import Overloaded
 from baton.simulation.virtual import virtual_loop
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.router_books import is_timed, permits_under_way, waiting_turns
+from tests.support.virtual_time import on_virtual_time
 
 
 class Counted(RetryBudget):

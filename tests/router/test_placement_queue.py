@@ -27,7 +27,7 @@ from baton.runtime.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 NOBODY = Unavailable("nobody is there")
 LINK = object()  # of the worker that took an attempt

@@ -25,12 +25,12 @@ from baton.runtime import errors, metric_factory, metrics
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import PlacementMode
 from baton.runtime.errors import BatonError
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.json_values import JsonObject
 from tests.support.metric_values import metric_value
 from tests.support.placement_scene import NEED, Seen, place, placed, view
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 D0, P0 = view("decode-0"), view("prefill-0")

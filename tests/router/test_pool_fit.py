@@ -31,9 +31,9 @@ from baton.runtime.config import StepConfig
 from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
 from tests.support.json_values import Json
+from tests.support.virtual_time import on_virtual_time
 
 SIZE = 4
 

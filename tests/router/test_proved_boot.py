@@ -10,9 +10,9 @@ import asyncio
 from baton.proto import worker_pb2
 from baton.router.fleet.circuits import STRIKES
 from baton.runtime.registry import WorkerRecord
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import FleetScene
 from tests.support.link_scene import LinkScene
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 NAMED, PROVED = b"\x01" * 16, b"\x02" * 16  # by the record, by the handshake

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from baton.proto import worker_pb2
-from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
 from tests.support.link_scene import LinkScene
+from tests.support.virtual_time import on_virtual_time, stand_still
 from tests.support.waiting import eventually
 
 

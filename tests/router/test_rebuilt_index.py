@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from baton.proto import worker_pb2
 from baton.runtime.registry import WorkerRecord
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.fleet_scene import CONFIG, FleetScene
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 BOOT = bytes([1]) * 16  # of stub 1

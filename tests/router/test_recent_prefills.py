@@ -12,9 +12,9 @@ from baton.deploy.cli.doctor import Finding
 from baton.proto import worker_pb2
 from baton.router.fleet import recent_prompts
 from baton.router.fleet.recent_prompts import SLOT_S, WINDOW_S, RecentPrefills
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 WORKERS = ("prefill-0", "decode-0")

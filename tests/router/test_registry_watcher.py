@@ -15,8 +15,8 @@ from baton.router.fleet.registry_watcher import ANSWER_WAIT_S, RegistryWatcher
 from baton.runtime import metrics
 from baton.runtime.registry import DirectoryRegistry, MemoryRegistry, WorkerRecord
 from baton.runtime.registry_client import InlineRegistry
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import on_virtual_time
 
 ONE = WorkerRecord("decode-0", "a" * 32, "decode", "127.0.0.1:1", "127.0.0.1:2", "m", 10)
 LOOKS = 5

@@ -15,11 +15,11 @@ from baton.proto import client_pb2, client_pb2_grpc
 from baton.router.fleet.fleet import INDEX_NOT_REBUILT
 from baton.runtime.errors import Unavailable
 from baton.runtime.identity import chain, cluster_key, root, tenant_salt
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
 from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, StartRouter
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed

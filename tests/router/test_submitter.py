@@ -13,10 +13,10 @@ from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime.errors import Overloaded
 from baton.runtime.identity import chain
 from baton.runtime.links import LinkClosed
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.dispatch_scene import DispatchScene
 from tests.support.router_process import StartRouter
 from tests.support.scripted_worker import ScriptedWorker
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 

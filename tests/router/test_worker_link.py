@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from baton.proto import worker_pb2
 from baton.runtime.errors import Overloaded
 from baton.runtime.links import MEMORY_LINK_MESSAGES, LinkClosed
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.link_scene import HELLO, FarEnd, LinkScene
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 

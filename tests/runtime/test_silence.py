@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from baton.runtime.silence import Silence
-from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
+from tests.support.virtual_time import on_virtual_time, stand_still
 
 
 @on_virtual_time

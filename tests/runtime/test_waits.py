@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton.runtime import waits
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 
 @on_virtual_time

@@ -14,7 +14,7 @@ from baton.runtime import logs
 from baton.runtime.errors import DeviceLost, EngineError
 from baton.runtime.worker import drain
 from baton.runtime.worker.drain import RoleControl, ShutdownSteps, serve_until
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 
 class Worker:

@@ -11,7 +11,7 @@ import structlog
 from baton.proto import worker_pb2
 from baton.runtime.links import LINK_PROTOCOL_VERSION, Link, LinkClosed, memory_link
 from baton.runtime.worker.router_links import serve_link
-from baton.simulation.virtual.virtual_time import on_virtual_time, stand_still
+from tests.support.virtual_time import on_virtual_time, stand_still
 
 
 class Handler:

@@ -108,7 +108,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
 def test_a_request_beyond_every_pool_is_refused() -> None:
     layout = Layout(prefill=1, decode=1, pool_tokens=2048)
     small, large = records(layout, [TraceRequest(0.0, 100, 5), TraceRequest(0.1, 3000, 5)])
-    assert (small.refused, small.tokens) == ("", 5)
+    assert (small.refused, small.tokens) == (None, 5)
     assert (large.refused, large.tokens) == ("InvalidRequest", 0)
 
 
@@ -132,7 +132,7 @@ def test_each_request_ends_once_with_all_its_tokens(layout: Layout, seed: int) -
         assert stage.most_held <= stage.pool.total
         assert stage.busy_s <= max(record.end_s for record in fleet.records) + 1e-6
     for record in fleet.records:
-        if record.refused:
+        if record.refused is not None:
             assert record.tokens == 0
             continue
         assert record.tokens == record.request.output_tokens

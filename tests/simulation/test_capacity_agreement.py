@@ -29,8 +29,8 @@ from baton.simulation.capacity.request_record import RequestRecord
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.client import Request as ClientRequest
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 from tests.support.timed_fleet import Served, batch_seconds, serve_traffic
+from tests.support.virtual_time import at_the_end, on_virtual_time
 
 TIMING = TimingModel(
     "agreement", 1000.0, chunk=ChunkTiming(0.005, 1e-4), step=StepTiming(0.01, 0.001)

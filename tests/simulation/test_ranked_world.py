@@ -19,7 +19,7 @@ from baton.simulation.fleet.hash_engine import RECORD_BYTES, HashEngine, record
 from baton.simulation.fleet.history import Ask
 from baton.simulation.fleet.scenario import Event, Fault, Proposing, Scenario
 from baton.simulation.fleet.world import World
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 pytestmark = pytest.mark.usefixtures("quiet_logs")
 

@@ -48,7 +48,7 @@ from baton.simulation.capacity.tuning_report import (
     tuning_table,
     verdict,
 )
-from tests.support.chart import merged, render
+from tests.support.chart import PLAIN, merged, render
 
 MODEL = TimingModel(
     "test", 1e5, ChunkTiming(0.004, 5e-5), StepTiming(0.008, 1e-4), AttentionTiming(1e-9, 2e-8)
@@ -71,7 +71,7 @@ def candidate(**fields: int) -> Candidate:
     return Candidate(replace(BASE, gpus_per_worker=2, **fields), SIZES[0])
 
 
-def record(ttft_s: float, gap_s: float, refused: str = "") -> RequestRecord:
+def record(ttft_s: float, gap_s: float, refused: str | None = None) -> RequestRecord:
     end_s = ttft_s + gap_s
     return RequestRecord(TraceRequest(0.0, 10, 2), ttft_s, end_s, end_s, 2, gap_s, 0, refused)
 
@@ -168,7 +168,7 @@ def test_what_to_set_is_valid_for_settings_and_chart() -> None:
     values = chart_values(split, wanted)
     prefill = values["prefill"]
     assert (prefill["replicas"], prefill["tp"], prefill["gpu"]) == (3, 2, {"count": 2})
-    pool = render(merged({"model": {"embedded": True}}, values)).named("StatefulSet", "prefill")
+    pool = render(merged(PLAIN, values)).named("StatefulSet", "prefill")
     (worker,) = pool["spec"]["template"]["spec"]["containers"]
     assert pool["spec"]["replicas"] == 3
     assert {"--set=worker.tp=2", "--set=step.chunk_tokens=4096"} <= set(worker["args"])

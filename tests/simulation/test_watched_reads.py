@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from baton.kv_transfer.granter import GrantingWorker
 from baton.kv_transfer.memory_mover import Attempt, Fate
 from baton.kv_transfer.peers import grants
 from baton.proto import handoff_pb2
@@ -40,8 +41,7 @@ class Place:
         async def grant(
             reader: str,
             admit: Callable[[handoff_pb2.OpenHandoff], SimpleNamespace],
-            mover: None,
-            boot_id: bytes,
+            worker: GrantingWorker,
             end: str,
         ) -> SimpleNamespace:
             prompt = admit(handoff_pb2.OpenHandoff(reader_boot_id=self.boot(reader)))
@@ -69,7 +69,8 @@ class Place:
 
         module: Any = grants
         with self.watch.watching_grants():
-            await module.grant(reader, admit, None, self.boot("p0"), end)
+            granting: Any = SimpleNamespace(boot_id=self.boot("p0"))
+            await module.grant(reader, admit, granting, end)
 
 
 def on_loop(monkeypatch: pytest.MonkeyPatch, test: Callable[[Place], Awaitable[None]]) -> list[str]:

@@ -16,7 +16,7 @@ from baton.kv_transfer import checksum_numba
 from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.simulation.fleet.cluster import SLABS, Cluster, Node
 from baton.simulation.fleet.hash_engine import block_bytes
-from baton.simulation.virtual.virtual_time import at_the_end
+from tests.support.virtual_time import at_the_end
 
 BLOCK = 4
 BLOCK_BYTES = block_bytes(BLOCK, SLABS)

@@ -22,8 +22,8 @@ from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.errors import Unavailable
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster, MemoryPeers, Node
-from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 from tests.support.metric_values import metric_sum, metric_value
+from tests.support.virtual_time import at_the_end, on_virtual_time
 
 BLOCK = 4
 HISTORY = list(range(100, 142))  # tokens of the first turn's prompt

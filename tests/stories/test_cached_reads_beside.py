@@ -14,9 +14,9 @@ from baton.runtime.grammar.grammar_text import regex_grammar
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.oracle_proposer import OracleProposer
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grammar_scene import END, small_vocabulary
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import on_virtual_time
 
 BLOCK = 4
 STEP_S = 0.004

@@ -17,8 +17,8 @@ from baton.runtime.grammar.grammar_text import choice_grammar
 from baton.runtime.grammar.matcher import CompiledGrammar
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grammar_scene import END, small_vocabulary, text_of
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 STEP_S = 0.01

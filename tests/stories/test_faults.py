@@ -12,8 +12,8 @@ from baton.proto import worker_pb2
 from baton.runtime import handoff_metrics
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

@@ -31,7 +31,6 @@ from baton.runtime.grammar.vocabulary import Vocabulary
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.oracle_proposer import OracleProposer
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grammar_scene import (
     CLOSING,
     END,
@@ -41,6 +40,7 @@ from tests.support.grammar_scene import (
     text_of,
 )
 from tests.support.json_values import JsonObject
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 PROMPT = list(range(30))

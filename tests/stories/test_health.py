@@ -19,8 +19,8 @@ from baton.runtime.links import LINK_PROTOCOL_VERSION, Link, memory_link
 from baton.runtime.worker.router_links import serve_link
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster, Node
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_sum
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 RED_WITHIN_S = 2.0

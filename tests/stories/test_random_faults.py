@@ -21,7 +21,7 @@ from baton.runtime.errors import BatonError, Overloaded
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import SLABS, Cluster
 from baton.simulation.fleet.hash_engine import block_bytes
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

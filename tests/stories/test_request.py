@@ -12,7 +12,7 @@ from baton.proto import worker_pb2
 from baton.runtime.config import StepConfig
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

@@ -16,10 +16,10 @@ from baton.runtime import handoff_metrics, logs
 from baton.runtime.errors import Overloaded
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.grant_admission import before_each_admission
 from tests.support.json_values import JsonObject
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import on_virtual_time
 from tests.support.worker_parts import decode_scheduler
 
 TOKEN = 48_613  # of every prompt here; no log may hold it

@@ -12,7 +12,7 @@ from baton.runtime.config import Config, HandoffConfig, PoolConfig, StepConfig
 from baton.runtime.exposition import standard_names
 from baton.simulation.fleet.client import Client
 from baton.simulation.fleet.cluster import Cluster
-from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
+from tests.support.virtual_time import at_the_end, on_virtual_time
 
 STEP_S = 0.05
 

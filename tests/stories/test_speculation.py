@@ -19,7 +19,7 @@ from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.hash_engine import HashEngine
 from baton.simulation.fleet.oracle_proposer import OracleProposer
-from baton.simulation.virtual.virtual_time import on_virtual_time
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

@@ -17,8 +17,8 @@ from baton.runtime import metrics
 from baton.simulation.fleet.client import Client, Request
 from baton.simulation.fleet.cluster import Cluster
 from baton.simulation.fleet.hash_engine import HashEngine
-from baton.simulation.virtual.virtual_time import on_virtual_time
 from tests.support.metric_values import metric_value
+from tests.support.virtual_time import on_virtual_time
 
 MakeCluster = Callable[..., Cluster]
 

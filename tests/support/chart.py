@@ -30,6 +30,9 @@ CUSTOM = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "Ray
 FOREIGN = {*PUBLISHED, *CUSTOM}  # not of Kubernetes itself
 Document = dict[str, Any]
 Values = dict[str, Any]
+# The fewest values of a release, by what starts its workers: tests of one form begin with them.
+PLAIN: Values = {"orchestrator": "plain", "model": {"embedded": True}}
+KUBERAY: Values = {**PLAIN, "orchestrator": "kuberay"}
 
 
 @cache

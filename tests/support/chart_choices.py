@@ -3,11 +3,12 @@ drawn at random."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.chart import Values, example, merged
+from tests.support.chart import KUBERAY, PLAIN, Values, example, merged
 
 EXAMPLES = ("cpu-demo", "single-node-8gpu", "production")
 COMBINATIONS = 240
@@ -92,13 +93,14 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def each_choice() -> Iterator[Values]:
-    """The examples, each choice beside the defaults, and a controller of pods of KubeRay."""
+    """The examples, each choice beside the defaults with either orchestrator, and a controller of
+    pods of KubeRay."""
     yield from map(example, EXAMPLES)
-    sized = {key: CHOICES[key][-1] for key in ("orchestrator", "autoscaling", "models")}
-    yield fitting({"model": CHOICES["model"][0], **sized})
-    for key, values in CHOICES.items():
+    sized = {key: CHOICES[key][-1] for key in ("autoscaling", "models")}
+    yield fitting(KUBERAY | sized)
+    for base, (key, values) in itertools.product((PLAIN, KUBERAY), CHOICES.items()):
         for value in values:
-            yield fitting({"model": CHOICES["model"][0]} | {key: value})
+            yield fitting(base | {key: value})
 
 
 def drawn_choices() -> Iterator[Values]:
@@ -115,7 +117,7 @@ def fitting(values: Values) -> Values:
         values = merged(values, {"monitoring": {"enabled": True}, "orchestrator": "plain"})
     if values.get("monitoring", {}).get("enabled") and not values.get("networkPolicy"):
         values = merged(values, MONITORED)
-    kuberay = values.get("orchestrator") == "kuberay"
+    kuberay = values.get("orchestrator") != "plain"
     if not kuberay and values.get("tls", {}).get("mode") == "existing":
         values = merged(values, {"tls": {"existingSecrets": {"ray": ""}}})
     if values.get("redis", {}).get("url"):

@@ -15,7 +15,7 @@ import numpy as np
 
 from baton.kv_transfer.checksum_cache import ChecksumCache
 from baton.kv_transfer.fetch_report import FetchReport
-from baton.kv_transfer.granter import Computed, GrantReport, grant
+from baton.kv_transfer.granter import Computed, GrantingWorker, GrantReport, grant
 from baton.kv_transfer.local_pool import HostPool
 from baton.kv_transfer.memory_mover import Attempt, Fate, MemoryExchange, MemoryMover
 from baton.kv_transfer.reader import HandoffReader
@@ -139,11 +139,14 @@ class Stage:
             lease_ms=round(self.config.lease_s * 1000),
         )
 
+    def granting(self) -> GrantingWorker:
+        return GrantingWorker(self.granter, GRANTER, self.config, self.checksum_cache)
+
     def granter_link(self, prompt: ScriptedPrompt) -> Recorded:
         """A new stream; its far end is served at once, by a task that outlives the stream."""
         ends: tuple[ReaderEnd, GranterEnd] = memory_link()
         near, far = ends
-        task = grant(far, lambda _: prompt, self.granter, GRANTER, self.config, self.checksum_cache)
+        task = grant(far, lambda _: prompt, self.granting())
         self.grants.append(asyncio.ensure_future(task))
         return Recorded(near, self.sent)
 

@@ -65,6 +65,7 @@ CERTIFICATE = closed(
         "privateKey": closed({
             "algorithm": {"enum": ["RSA", "ECDSA", "Ed25519"]},
             "size": {"type": "integer"},
+            "encoding": {"enum": ["PKCS1", "PKCS8"]},
             "rotationPolicy": {"enum": ["Never", "Always"]},
         }),
         "usages": listed({"enum": list(USAGES)}),

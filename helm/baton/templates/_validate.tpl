@@ -175,7 +175,7 @@
 {{- $apis := .Capabilities.APIVersions -}}
 {{- /* Every API server serves apiregistration, and Helm without one knows no such API: `helm template` passes. */}}
 {{- if and (eq .Values.orchestrator "kuberay") ($apis.Has "apiregistration.k8s.io/v1") (not ($apis.Has "ray.io/v1")) -}}
-{{- include "baton.fail" (list $ "orchestrator is kuberay, but this cluster has no RayCluster (ray.io/v1); install the KubeRay operator, 1.6 or newer, or set orchestrator=plain") -}}
+{{- include "baton.fail" (list $ "orchestrator is kuberay (the default), but this cluster has no RayCluster (ray.io/v1); install the KubeRay operator, 1.6 or newer, or run the workers without Ray: --set orchestrator=plain") -}}
 {{- end -}}
 {{- if and (eq .Values.orchestrator "kuberay") (has $scaling.mode (list "hpa" "keda")) -}}
 {{- include "baton.fail" (list $ (printf "autoscaling.mode is %s, but orchestrator is kuberay, and it cannot change a group of a RayCluster, which has no scale; set autoscaling.mode=none or baton, or orchestrator=plain" $scaling.mode)) -}}

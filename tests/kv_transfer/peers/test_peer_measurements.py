@@ -13,9 +13,9 @@ from baton.kv_transfer.peers.peer_measurements import AGAIN_S, CONFIRM_S, LATER_
 from baton.kv_transfer.peers.probe_pace import AT_ONCE, PROBE_EVERY_S
 from baton.runtime import handoff_metrics
 from baton.runtime.errors import ReadFailed
-from baton.simulation.virtual.virtual_time import at_the_end, on_virtual_time
 from tests.support.metric_values import metric_value
 from tests.support.reader_mesh import FLOOR_GB_PER_S, READS, Mesh, Reader
+from tests.support.virtual_time import at_the_end, on_virtual_time
 
 READERS = 1000
 PER_HOST = 8

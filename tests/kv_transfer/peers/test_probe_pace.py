@@ -73,5 +73,5 @@ def test_remembered_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_id_is_the_machines_and_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "boot_id").write_text("5f3e\n")
     assert host_id(tmp_path / "boot_id") == "5f3e"
-    assert host_id(tmp_path / "none") == ""
+    assert host_id(tmp_path / "none") is None
     assert host_id() == host_id()

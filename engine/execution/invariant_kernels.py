@@ -1,10 +1,10 @@
-"""The deterministic runner: a sequence's bits depend on the sequence alone.
+"""The CPU's kernels of the deterministic mode: a sequence's bits depend on the sequence alone.
 
 They do not depend on the other slices of a step, on the chunks of a prompt, on the worker that
-computed a cached prefix, or on the number of threads. The runner has batch-invariant attention,
-products and gates; everything else in the decoder works on one row, or one number, at a time. On a
+computed a cached prefix, or on the number of threads. Attention, products and gates are
+batch-invariant; everything else in the decoder works on one row, or one number, at a time. On a
 processor with bfloat16 instructions, these are the ordinary kernels except decode's attention.
-`determinism_proof` proves the property before the runner is returned. The module keeps no state.
+`determinism_proof` proves the property before a runner is used. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from baton.engine.cpu_draws.sampling_numba import compiled_sampler
 from baton.engine.deterministic.linear_invariant import with_invariant_linears
 from baton.engine.deterministic.mla_invariant import InvariantLatentAttention
 from baton.engine.execution.decoder_kernels import DecoderKernels
-from baton.engine.execution.determinism_proof import prove
-from baton.engine.execution.runner import ModelRunner
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.attention import TorchAttention
 from baton.engine.model.weights import Weights
@@ -31,25 +29,17 @@ from baton.engine.spec.families import Activation
 from baton.engine.spec.model_spec import ModelSpec
 
 
-def deterministic_runner(
-    spec: ModelSpec, weights: Weights, pool: KvPool, max_context: int
-) -> ModelRunner:
-    """Return a proven runner; equal `numerics` mean equal bits.
-
-    Raises ConfigError if this machine's kernels are not batch-invariant or not available.
-    """
-    kernels = invariant_kernels(spec, pool)
-    decoder = kernels.decoder(spec, with_invariant_linears(weights))
-    runner = ModelRunner(spec, pool, decoder, max_context, kernels.sampler)
-    runner.numerics = prove(runner)
-    return runner
-
-
 def invariant_kernels(spec: ModelSpec, pool: KvPool) -> DecoderKernels:
     """Return kernels whose results for a row do not depend on the other rows."""
     warm_up()
     gating = partial(invariant_gate, activation=spec.activation)
     return DecoderKernels(_attention(spec, pool), gating, NumbaNorms(), sampler=compiled_sampler())
+
+
+def invariant_weights(weights: Weights) -> Weights:
+    """Return `weights` with products whose rows do not depend on each other."""
+    made: Weights = with_invariant_linears(weights)
+    return made
 
 
 def _attention(spec: ModelSpec, pool: KvPool) -> InvariantLatentAttention | TorchAttention:
