@@ -72,7 +72,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := passive
 export GOMP_SPINCOUNT := 0
 
-.PHONY: help install clients demo test nightly check types texts format proto settings dashboards chart locks models ship faults chaos soak bench gpu wheels clean
+.PHONY: help install clients demo test nightly check types texts format proto settings dashboards chart pictures locks models ship faults chaos soak bench gpu wheels clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -160,6 +160,9 @@ dashboards: $(STAMP) ## generate Prometheus' rules and Grafana's dashboards
 
 chart: $(STAMP) ## generate the table of values in the chart's README
 	$(BIN)/python -m tests.support.chart_table
+
+pictures: $(STAMP) build/clients/browser/.installed ## take the pictures of docs/console.md again
+	$(BIN)/python -m tests.support.console_pictures
 
 locks: $(STAMP) ## generate requirements/*.lock: packages of the images with their hashes
 	$(BIN)/python -P -m baton.deploy.docker.locks

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.deploy.monitoring import generate
-from baton.deploy.monitoring.dashboards import DASHBOARDS
 from baton.deploy.monitoring.rules import ALERTS, RECORDINGS
 from chaos.cluster import Cluster
-from tests.support.prometheus_server import PROMETHEUS, PrometheusServer
+from tests.support.prometheus_server import PROMETHEUS, PrometheusServer, dashboard_queries
 from tests.support.request_load import RequestLoad
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,14 +23,16 @@ SETTINGS = (
     "worker.speculate=ngram",
 )
 LOAD_S = 90.0  # longer than it takes until a rate over two minutes has points
-# What the driver of `baton fleet` exports alone; test_ray_nodes.py starts one.
-OF_THE_DRIVER = ("baton_wanted_workers", "baton_worker_restarts_total", "baton_ray_nodes")
 KNOWN = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
     "vllm:prefix_cache_hits_total",
     "vllm:time_to_first_token_seconds_bucket",
+    "vllm:request_queue_time_seconds_sum",
+    "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_decode_time_seconds_sum",
+    "vllm:request_time_per_output_token_seconds_sum",
     "gen_ai_server_request_duration_seconds_count",
 )
 
@@ -84,20 +85,12 @@ async def test_each_query_returns_data_under_load(
     await under_load(fleet, load, prometheus)
     up = prometheus.query("up == 1")
     assert len(up) == 4, prometheus.get("/api/v1/targets")
-    empty = []
-    for dashboard in DASHBOARDS:
-        for panel in dashboard.body()["panels"]:
-            for target in panel["targets"]:
-                expr = target["expr"].replace("$release", ".*")
-                if any(name in expr for name in OF_THE_DRIVER):
-                    assert prometheus.query(expr) == []  # the query is valid
-                elif not prometheus.query(expr):
-                    empty.append((dashboard.name, panel["title"], expr))
-    assert empty == []
+    queries = list(dashboard_queries(driver=False))
+    assert [query for query in queries if not prometheus.numbers(query[1])] == []
     for rule in RECORDINGS:
-        assert prometheus.query(rule.record), rule.record
+        assert prometheus.numbers(rule.record), rule.record
     for name in KNOWN:
-        assert prometheus.query(name), name
+        assert prometheus.numbers(name), name
     numbers = {rule.record: prometheus.query(rule.record) for rule in RECORDINGS}
     for record in (
         "baton:output_tokens:rate",
@@ -110,6 +103,7 @@ async def test_each_query_returns_data_under_load(
     ):
         (series,) = numbers[record]
         assert float(series["value"][1]) > 0, (record, series)
+    assert max(prometheus.numbers('baton_recent_prefills{outcome="moved"}')) > 0
     roles = {series["metric"]["role"] for series in numbers["baton:utilisation:ratio"]}
     assert roles == {"prefill", "decode"}
     groups = prometheus.get("/api/v1/rules")["groups"]

@@ -45,7 +45,7 @@ def cpu_builds() -> list[tuple[str, list[str]]]:
 
 @dataclass(frozen=True, slots=True)
 class KindCluster:
-    """A cluster, and the machine of a user who reaches it by `kubeconfig` alone."""
+    """A cluster, and a user's machine that reaches it by `kubeconfig` alone."""
 
     name: str
     engine: str

@@ -5,20 +5,35 @@ Scrapes and evaluates every second. Where the machine has no such binary, tests 
 
 from __future__ import annotations
 
+import math
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
 
+from baton.deploy.monitoring.dashboards import DASHBOARDS
 from tests.support.waiting import wait_until
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 START_S = 30.0
+# What the driver of `baton fleet` exports, and no other process.
+OF_THE_DRIVER = ("baton_wanted_workers", "baton_worker_restarts_total", "baton_ray_nodes")
+
+
+def dashboard_queries(*, driver: bool) -> Iterator[tuple[str, str]]:
+    """Yield the panel and the query of each target of every dashboard: of those that read the
+    driver of `baton fleet`, or of all others."""
+    for dashboard in DASHBOARDS:
+        for panel in dashboard.body()["panels"]:
+            for target in panel["targets"]:
+                expr = target["expr"].replace("$release", ".*")
+                if any(name in expr for name in OF_THE_DRIVER) is driver:
+                    yield f"{dashboard.name}: {panel['title']}", expr
 
 
 def promtool(*arguments: str) -> str:
@@ -76,6 +91,11 @@ class PrometheusServer:
             raise RuntimeError(f"{expr}: {answer.get('error')}")
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
+
+    def numbers(self, expr: str) -> list[float]:
+        """Return the values of an instant query that are numbers: a quotient by zero is none."""
+        values = [float(series["value"][1]) for series in self.query(expr)]
+        return [value for value in values if math.isfinite(value)]
 
     def get(self, path: str) -> Any:
         """Return the data of another route of its API."""
