@@ -11,7 +11,6 @@ from tests.test_architecture import MAY_IMPORT, ROOT, room_of, sources
 
 MOST = 6
 KERNELS = {("engine", "cpu"), ("engine", "cpu_draws"), ("engine", "triton")}  # bound by compilers
-STILL_ABOVE = {"engine", "kv_transfer", "decode_worker", "prefill_worker"}  # shrinks to nothing
 
 
 def positional_parameters(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
@@ -38,7 +37,7 @@ def test_parameters_by_position_are_counted(source: str, number: int) -> None:
     assert [count for _, _, count in positional_parameters(ast.parse(source))] == [number]
 
 
-@pytest.mark.parametrize("folder", sorted(MAY_IMPORT.keys() - STILL_ABOVE))
+@pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_functions_take_at_most_six_by_position(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} {name} takes {number} parameters by position"
