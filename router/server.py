@@ -139,10 +139,10 @@ def _validator(
         template_of(card),
         card.end_tokens,
         MAX_CHOICES,
-        config.tool_calls,
-        sampling_defaults(card.generation_config if config.model_sampling else {}),
-        config.control_tokens,
-        grammars,
+        tool_calls=config.tool_calls,
+        defaults=sampling_defaults(card.generation_config if config.model_sampling else {}),
+        control_tokens=config.control_tokens,
+        grammars=grammars,
     )
 
 
@@ -154,9 +154,9 @@ async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> Gr
     if router.config.grpc_port == NO_GRPC:
         return None
     front = GrpcFrontend(router)
-    await front.start()
+    address = await front.start()
     if ready is not None:
-        ready(front.address)
+        ready(address)
     return front
 
 

@@ -32,26 +32,26 @@ class DeadEntries:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[str, tuple[Mark, float]] = {}  # by worker id, and since when
-        self._logged = ""  # the reason that was logged last
+        self._logged: str | None = None  # the reason that was logged last
 
     def sweep(self) -> int:
         """Delete the dead entries, and return how many workers' files that were."""
-        deleted, why = 0, ""
+        deleted, why = 0, None
         try:
             deleted, why = self._sweep(time.monotonic())
         except OSError as error:
             why = str(error)
-        if why and why != self._logged:
+        if why is not None and why != self._logged:
             log.warning("dead registry entries not deleted", reason=why)
         self._logged = why
         if deleted:
             log.info("dead registry entries deleted", workers=deleted)
         return deleted
 
-    def _sweep(self, now_s: float) -> tuple[int, str]:
+    def _sweep(self, now_s: float) -> tuple[int, str | None]:
         """Same as `sweep`; also return why some files could not be deleted. One such file does not
         prevent the deletion of the others."""
-        deleted, why = 0, ""
+        deleted, why = 0, None
         seen = {}
         for worker_id, mark in self._marks().items():
             last = self._seen.get(worker_id)

@@ -41,8 +41,10 @@ HANDOFF_STATES = ("waiting", "reading", "closing")
 PROPOSERS = ("ngram", "suffix", "draft", "eagle3")
 
 
-def counter(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Counter:
-    made = Counter(name, meaning, [label] if label else [], registry=REGISTRY)
+def counter(
+    name: str, meaning: str, label: str | None = None, values: Sequence[str] = ()
+) -> Counter:
+    made = Counter(name, meaning, _labels(label), registry=REGISTRY)
     for value in values:
         made.labels(value)
     return made
@@ -58,8 +60,8 @@ def counter_of_pairs(
     return made
 
 
-def gauge(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) -> Gauge:
-    made = Gauge(name, meaning, [label] if label else [], registry=REGISTRY)
+def gauge(name: str, meaning: str, label: str | None = None, values: Sequence[str] = ()) -> Gauge:
+    made = Gauge(name, meaning, _labels(label), registry=REGISTRY)
     for value in values:
         made.labels(value)
     return made
@@ -68,12 +70,16 @@ def gauge(name: str, meaning: str, label: str = "", values: Sequence[str] = ()) 
 def histogram(
     name: str,
     meaning: str,
-    label: str = "",
+    label: str | None = None,
     values: Sequence[str] = (),
     buckets: Sequence[float] = SECONDS_BUCKETS,
 ) -> Histogram:
-    labels = [label] if label else []
-    made = Histogram(name, meaning, labels, registry=REGISTRY, buckets=tuple(buckets))
+    own = tuple(buckets)
+    made = Histogram(name, meaning, _labels(label), registry=REGISTRY, buckets=own)
     for value in values:
         made.labels(value)
     return made
+
+
+def _labels(label: str | None) -> list[str]:
+    return [] if label is None else [label]

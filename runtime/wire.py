@@ -34,7 +34,7 @@ class ModelLimits:
     fingerprint: str
     kv_dtype: str
     key: bytes  # of identities
-    topology: str = ""
+    topology: str = ""  # protobuf's absent value, as below
     kv_terms: str = ""  # what its peers' handshakes must have alike, see kv_transfer/handshake.py
 
     def root(self, salt: bytes) -> bytes:

@@ -159,7 +159,7 @@ def test_progress_has_at_most_two_pages() -> None:
 def test_objects_of_a_request_are_classes_of_the_router() -> None:
     section = PAGES["docs/architecture.md"].partition("### The objects of one request")[2]
     section = section.partition("`runtime/errors.py`")[0]
-    four = re.findall(r"^- `(\w+)` \(`([\w/]+\.py)`\)", section, re.MULTILINE)
+    four = re.findall(r"^\| `(\w+)` \(`([\w/]+\.py)`\)", section, re.MULTILINE)
     assert len(four) == 4
     assert [name for name, file in four if f"class {name}" not in (ROOT / file).read_text()] == []
     code = "".join(path.read_text() for path in (ROOT / "router").rglob("*.py"))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from opentelemetry.sdk.trace import export
 
-from baton.kv_transfer.granter import OFFER_QUEUE, _Handoff
+from baton.kv_transfer.granter import OFFER_QUEUE, GrantingWorker, _Handoff
 from baton.proto import handoff_pb2
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.radix_index import CAPACITY_BLOCKS
@@ -47,7 +47,8 @@ async def test_block_feed_of_each_worker_bounds_its_events() -> None:
 async def test_handoff_bounds_the_chunks_without_checksums() -> None:
     opening = handoff_pb2.OpenHandoff(lease_ms=100)
     nothing, mover = cast(Any, None), Cluster(Config()).add_prefill("p", 8).mover
-    made = _Handoff(nothing, opening, 0.0, nothing, mover, b"boot", HandoffConfig(), None)
+    worker = GrantingWorker(mover, b"boot", HandoffConfig())
+    made = _Handoff(nothing, opening, 0.0, nothing, worker, lambda: None)
     assert made.to_checksum.maxsize == OFFER_QUEUE == 64
 
 

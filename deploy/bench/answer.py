@@ -39,8 +39,8 @@ class Measurement:
     chunks: int = 0
     prompt_tokens: int | None = None  # as the server counts them
     output_tokens: int | None = None
-    error: str = ""
-    message: str = ""  # of the error
+    error: str | None = None
+    message: str = ""  # of the error, if it has one
     retry_after_s: float | None = None
 
     @property
@@ -69,7 +69,7 @@ class Measurement:
 
     def fail(self, kind: str, message: str) -> None:
         """Record an error. The first one counts."""
-        if not self.error:
+        if self.error is None:
             self.error, self.message = kind, message
 
 

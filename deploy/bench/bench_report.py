@@ -62,8 +62,9 @@ def make_report(
     """Return the report of a run. Requests that its end left unfinished count for nothing."""
     measured = measured_requests(result)
     ended = [each for each in measured if each.error != UNFINISHED]
-    finished = [each for each in ended if not each.error]
-    failed = [each for each in ended if each.error]
+    finished = [each for each in ended if each.error is None]
+    failed = [each for each in ended if each.error is not None]
+    causes = [(each.error, each.message) for each in ended if each.error is not None]
     start_s = min((each.intended_s for each in measured), default=0.0)
     seconds = max((each.end_s for each in measured), default=0.0) - start_s
     good = sum(is_good(each, objectives) for each in finished)
@@ -78,8 +79,8 @@ def make_report(
         finished=len(finished),
         unfinished=len(measured) - len(ended),
         interrupted=result.interrupted,
-        errors=dict(Counter(each.error for each in failed).most_common()),
-        messages={each.error: each.message for each in reversed(failed)},
+        errors=dict(Counter(error for error, _ in causes).most_common()),
+        messages=dict(reversed(causes)),
         retry_after=sum(each.retry_after_s is not None for each in failed),
         seconds=seconds,
         requests_per_s=_rate(len(finished), seconds),
@@ -109,7 +110,7 @@ def is_good(measurement: Measurement, objectives: Objectives) -> bool:
     """Return whether a request finished and met all objectives. One that was not streamed has its
     whole time for its TTFT."""
     first_s = measurement.ttft_s if measurement.chunks else measurement.e2e_s
-    return not measurement.error and objectives.met_by(first_s, measurement.mean_gap_s)
+    return measurement.error is None and objectives.met_by(first_s, measurement.mean_gap_s)
 
 
 def bench_table(report: BenchReport) -> str:

@@ -123,7 +123,7 @@ class _Run:
             await self._exchange(body, measurement)
         finally:
             self._ended += 1
-        if not measurement.error:
+        if measurement.error is None:
             return 0.0
         return min(max(measurement.retry_after_s or 0.0, MIN_PAUSE_S), MAX_PAUSE_S)
 
@@ -173,7 +173,7 @@ class _Run:
             return measurement.prompt_tokens
         if measurement.error == "connect":
             raise Unavailable(f"the server cannot be reached: {measurement.message}")
-        if measurement.error:
+        if measurement.error is not None:
             raise BatonError(
                 f"a prompt of {words} words got no answer: {measurement.error}, "
                 f"{measurement.message}"

@@ -23,9 +23,9 @@ Message = dict[str, str]
 
 
 class ServerRefusal(BatonError):
-    """The server refused a request; `reason` is the code in its answer, empty without one."""
+    """The server refused a request; `reason` is the code in its answer, None without one."""
 
-    def __init__(self, status: int, message: str, code: str) -> None:
+    def __init__(self, status: int, message: str, code: str | None) -> None:
         super().__init__(f"the server answered {status}: {message}")
         self.reason = code
 
@@ -58,7 +58,7 @@ class ChatClient:
         self._kind = kind
         self.url = url
         self._netloc = parts.netloc
-        self.finish_reason = ""  # of the last answer that was read to its end
+        self.finish_reason: str | None = None  # of the last answer that was read to its end
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -158,7 +158,7 @@ class ChatClient:
         raise ServerRefusal(response.status, _message(refusal), _code(refusal))
 
     def _pieces(self, response: http.client.HTTPResponse) -> Iterator[str]:
-        self.finish_reason = ""
+        self.finish_reason = None
         while line := response.readline():
             if not line.startswith(b"data:"):
                 continue
@@ -194,9 +194,10 @@ def _message(body: str) -> str:
         return printable(body.strip()[:500])
 
 
-def _code(body: str) -> str:
-    """Return the code of an OpenAI error body; empty if it has none."""
+def _code(body: str) -> str | None:
+    """Return the code of an OpenAI error body; None if it has none."""
     try:
-        return str(json.loads(body)["error"]["code"] or "")
+        code = json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):
-        return ""
+        return None
+    return None if code is None else str(code)

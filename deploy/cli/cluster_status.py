@@ -43,7 +43,7 @@ BUSY_STATES = ("used", "leased", "pinned", "quarantined")  # of blocks
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
     """A registered worker. Without an answer from it `state` is `unreachable`, `detail` says why,
-    and the figures are 0."""
+    and the figures are 0. A text that a worker lacks is empty, as `--json` prints it."""
 
     worker_id: str
     role: str

@@ -35,7 +35,7 @@ NIXL_INSTALL = "pip install --no-deps nixl nixl-cu13"  # else pip takes both CUD
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`remedy` is empty where nothing is to be done."""
+    """`remedy` is empty, as `--json` prints it, where nothing is to be done."""
 
     name: str
     level: Level

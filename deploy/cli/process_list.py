@@ -33,7 +33,8 @@ AUDIT_TIMEOUT_S = 2.0
 class ProcessRow:
     """One job of a live instance. `admin` is the address of its admin port; `audit`
     is empty where a worker gave none. `ended` is how the process before this one ended,
-    `message` what it said about that; `log` is the file of both."""
+    `message` what it said about that; `log` is the file of both. A text that a job lacks is empty,
+    as `baton ps --json` prints it."""
 
     instance: str
     name: str
@@ -72,12 +73,12 @@ def _rows(folder: Path) -> Iterator[ProcessRow]:
             state=_state(status.state, kept, record, name),
             pid=status.pid,
             starts=status.starts,
-            address=record.address if record else _router_address(folder, name),
-            admin=record.admin_address if record else _admin_address(folder, name),
+            address=record.address if record else _router_address(folder, name) or "",
+            admin=record.admin_address if record else _admin_address(folder, name) or "",
             model=record.model if record else "",
             audit=_audit_of(record, records) if record else {},
-            ended=status.ended,
-            message=status.message,
+            ended=status.ended or "",
+            message=status.message or "",
             log=str((folder / f"{name}.log").resolve()),
         )
 
@@ -116,7 +117,7 @@ def router_urls() -> list[str]:
     """Where the routers of this user's live instances listen; one that does not yet is left
     out."""
     addresses = [_router_address(folder, ROUTER_JOB) for folder in live_instances()]
-    return [f"http://{address}" for address in addresses if address]
+    return [f"http://{address}" for address in addresses if address is not None]
 
 
 def ports_in_use() -> set[int]:
@@ -131,16 +132,14 @@ def ports_in_use() -> set[int]:
     return {int(address.rpartition(":")[2]) for address in addresses if address}
 
 
-def _router_address(folder: Path, name: str) -> str:
+def _router_address(folder: Path, name: str) -> str | None:
     path = folder / f"{name}.address"
-    return path.read_text().strip() if path.exists() else ""
+    return path.read_text().strip() if path.exists() else None
 
 
-def _admin_address(folder: Path, name: str) -> str:
-    """Return the address of a router's admin port; empty if it has none."""
-    if name != ROUTER_JOB:
-        return ""
-    return admin_address(folder) or ""
+def _admin_address(folder: Path, name: str) -> str | None:
+    """Return the address of a router's admin port; None if it has none."""
+    return admin_address(folder) if name == ROUTER_JOB else None
 
 
 def fetch_audit(address: str) -> dict[str, Any]:

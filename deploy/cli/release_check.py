@@ -62,7 +62,7 @@ def check_release(
     say(f"chat: {len(answer)} characters")
     for _ in range(STREAMS):
         pieces = list(client.stream(model, _prompt(), max_tokens=ANSWER_TOKENS))
-        if not client.finish_reason:
+        if client.finish_reason is None:
             raise BatonError("a stream ended without a finish reason")
         say(f"stream: {len(pieces)} pieces, {client.finish_reason}")
     after = _sum_of(decode_urls)

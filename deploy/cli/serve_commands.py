@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from baton.deploy.cli.arguments import add_command, add_registry, add_settings, config_of, flags_of
 from baton.deploy.serve.flag_values import (
@@ -19,6 +20,12 @@ from baton.deploy.serve.flag_values import (
     setting,
     whole,
 )
+
+if TYPE_CHECKING:
+    from baton.deploy.serve.plan import ServeOptions
+
+QUESTION = "Tell me a happy story about the fox Rosa, a red kite and the garden."
+ANSWER_TOKENS = 48
 
 
 def add_serve_commands(commands: Any) -> None:
@@ -104,7 +111,7 @@ def _add_launcher(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _serve_options(options: argparse.Namespace) -> Any:
+def _serve_options(options: argparse.Namespace) -> ServeOptions:
     from baton.deploy.serve.plan import ServeOptions
 
     return ServeOptions(
@@ -135,6 +142,30 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from baton.deploy.cli.demo import demo
-
     demo(_serve_options(options), once=options.once)
+
+
+def demo(options: ServeOptions, *, once: bool) -> None:
+    """Serve, ask one question, print the answer as it comes, and serve on unless `once`. Raises
+    BatonError without an answer."""
+    from baton.deploy.cli.chat import ChatClient, printable
+    from baton.deploy.serve.serve import serve
+    from baton.runtime.errors import BatonError
+
+    def ask(url: str, model: str) -> bool:
+        print(f"\nyou    {QUESTION}\n{model}  ", end="", flush=True)
+        began = time.monotonic()
+        first_s = None
+        stream = ChatClient(url).stream(
+            model, [{"role": "user", "content": QUESTION}], max_tokens=ANSWER_TOKENS, seed=1
+        )
+        for piece in stream:
+            first_s = first_s or time.monotonic() - began
+            print(printable(piece), end="", flush=True)
+        if first_s is None:
+            raise BatonError("the demonstration's answer is empty")
+        took = time.monotonic() - began
+        print(f"\n\nFirst token after {first_s:.2f} s, the whole answer after {took:.2f} s.")
+        return not once
+
+    serve(options, after_ready=ask)

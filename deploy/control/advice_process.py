@@ -147,7 +147,7 @@ async def advise_and_post(adviser: Adviser) -> None:
         content = advice_json(fleet, advice, time.time())
         await adviser.post(content)
     except BatonError as error:
-        log.warning("no advice", reason=str(error))
+        log.warning("advice not made", reason=str(error))
         return
     for finding in content["findings"]:
         log.info("advice posted", level_of_finding=finding["level"], finding=finding["text"])

@@ -106,7 +106,10 @@ def _cluster_of(folder: Path, config: Config) -> Cluster:
 
 
 def cluster_at(
-    registry: RegistryConfig, secrets: ClusterSecrets, security: SecurityConfig, name: str = ""
+    registry: RegistryConfig,
+    secrets: ClusterSecrets,
+    security: SecurityConfig,
+    name: str | None = None,
 ) -> Cluster:
     """Return the cluster of workers that were started alone. Raises ConfigError if the registry's
     folder does not exist or if others can write it, or for a server's certificate files."""

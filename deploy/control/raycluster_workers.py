@@ -58,11 +58,11 @@ class CopiedNumber(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupPod:
-    """A pod of a group. `host` is empty until it has an address; `waits`: for a node, or for its
+    """A pod of a group. `host` is None until it has an address; `waits`: for a node, or for its
     containers; `made`: when, as text that sorts; `problem`: what keeps it from getting ready."""
 
     name: str
-    host: str
+    host: str | None
     ending: bool
     waits: bool
     made: str
@@ -184,7 +184,7 @@ class RayClusterWorkers:
             patch = group.patch(replicas=workers)
         else:
             pods = await self._pods(group.name)
-            last_host = self._hosts().get(seen.last_id, "")
+            last_host = self._hosts().get(seen.last_id)
             leaving = leaving_pod(group, pods, last_host, set(self._hosts().values()), workers)
             there = {each.name for each in pods}
             patch = group.patch(replicas=workers, leaving=leaving, there=there)
@@ -221,25 +221,25 @@ class RayClusterWorkers:
 def leaving_pod(
     group: PodGroup,
     pods: Sequence[GroupPod],
-    last_host: str,
+    last_host: str | None,
     hosts: Collection[str],
     replicas: int,
-) -> str:
+) -> str | None:
     """Return the pod to name when the number falls to `replicas`: that at `last_host`, else one
     without a registered worker: an ending one first, then a waiting one, then the newest. `hosts`
-    are those of all registered workers. Empty if there are no more pods than `replicas`: KubeRay
+    are those of all registered workers. None if there are no more pods than `replicas`: KubeRay
     deletes none then. Raises BatonError if no pod can be named, or if KubeRay would delete others
     too."""
     counted = [each for each in pods if each.name not in group.named]
     surplus = len(counted) - replicas
     if surplus <= 0:
-        return ""
+        return None
     if surplus > 1:
         raise BatonError(
             f"the group {group.name} has {len(counted)} pods, and {group.replicas} are asked for: "
             "KubeRay has not completed the last request yet"
         )
-    if last_host:
+    if last_host is not None:
         found = [each for each in counted if each.host == last_host]
         if not found:
             raise BatonError(
@@ -247,7 +247,7 @@ def leaving_pod(
                 "pod"
             )
         return found[0].name
-    free = [each for each in counted if not each.host or each.host not in hosts]
+    free = [each for each in counted if each.host is None or each.host not in hosts]
     if not free:
         raise BatonError(
             f"the worker that leaves is not registered, but each pod of the group {group.name} "
@@ -264,7 +264,7 @@ def _pod(found: Mapping[str, Any]) -> GroupPod:
     metadata, status = found["metadata"], found.get("status", {})
     return GroupPod(
         name=str(metadata["name"]),
-        host=str(status.get("podIP", "")),
+        host=status.get("podIP"),
         ending="deletionTimestamp" in metadata,
         waits=status.get("phase") == "Pending",
         made=str(metadata.get("creationTimestamp", "")),

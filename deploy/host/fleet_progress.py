@@ -71,4 +71,4 @@ def write_fleet_progress(workers: Sequence[WorkerProgress]) -> None:
 def read_fleet_progress(folder: Path, job: str) -> list[WorkerProgress]:
     """Return what the driver, which is `job` of the instance in `folder`, wrote last."""
     text = read_progress(folder, job)
-    return [WorkerProgress(**row) for row in json.loads(text)] if text else []
+    return [] if text is None else [WorkerProgress(**row) for row in json.loads(text)]

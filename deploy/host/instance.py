@@ -72,8 +72,8 @@ class JobStatus:
     state: JobState
     pid: int  # of the last child
     starts: int
-    ended: str = ""  # how the child before this one ended
-    message: str = ""  # its own clear message, where it left one; why there is no child
+    ended: str | None = None  # how the child before this one ended
+    message: str | None = None  # its own clear message, where it left one; why there is no child
     proven: bool = False  # it has run long once, so it is always restarted
 
 
@@ -339,12 +339,12 @@ def read_status(folder: Path, name: str) -> JobStatus | None:
         return None
 
 
-def read_progress(folder: Path, name: str) -> str:
-    """Return the job's report of what it does before it is ready; empty without a report."""
+def read_progress(folder: Path, name: str) -> str | None:
+    """Return the job's report of what it does before it is ready; None without a report."""
     try:
         return (folder / f"{name}.progress").read_text()
     except FileNotFoundError:
-        return ""
+        return None
 
 
 def grpc_address_file(address_file: Path) -> Path:

@@ -40,7 +40,7 @@ class LoadProgress:
         self._reported_s = now
         percent = round(100 * done_bytes / max(total_bytes, 1), 1)
         log.info(
-            "weights loading",
+            "load progress reported",
             done_bytes=done_bytes,
             total_bytes=total_bytes,
             percent=percent,

@@ -16,9 +16,9 @@ MAX_LABELS = 3  # above the host
 MAX_CHARACTERS = 63  # of a label, as in Kubernetes
 
 
-def own_topology(environ: Mapping[str, str], host: str | None = None) -> str:
+def own_topology(environ: Mapping[str, str], host: str | None = None) -> str | None:
     """Return the labels of BATON_TOPOLOGY, such as `zone-a/rack-7`, and the host, one level after
-    the other; empty where the host is not known. Raises ConfigError for labels that cannot be
+    the other; None where the host is not known. Raises ConfigError for labels that cannot be
     compared."""
     host = host_id() if host is None else host
     given = environ.get(VARIABLE, "")
@@ -30,4 +30,4 @@ def own_topology(environ: Mapping[str, str], host: str | None = None) -> str:
             f"{MAX_CHARACTERS} characters, separated by '/', the outermost first, such as "
             "zone-a/rack-7"
         )
-    return "/".join([*labels, host]) if host else ""
+    return "/".join([*labels, host]) if host else None

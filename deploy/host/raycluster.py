@@ -33,7 +33,11 @@ class PodGroup:
     named: tuple[str, ...]
 
     def patch(
-        self, *, replicas: int | None = None, leaving: str = "", there: Collection[str] = ()
+        self,
+        *,
+        replicas: int | None = None,
+        leaving: str | None = None,
+        there: Collection[str] = (),
     ) -> list[Operation]:
         """Return the JSON patch (RFC 6902) that asks for another number of pods, names the pod that
         leaves, or both. Names of pods that are `there` stay. The API refuses it if the number was
@@ -46,7 +50,7 @@ class PodGroup:
             made.append({"op": "test", "path": number, "value": self.written})
         if replicas is not None:
             made.append({"op": "add", "path": number, "value": replicas})
-        if leaving:
+        if leaving is not None:
             names = [*(each for each in self.named if each in there and each != leaving), leaving]
             value = {"workersToDelete": names}
             made.append({"op": "add", "path": f"{self.path}/scaleStrategy", "value": value})

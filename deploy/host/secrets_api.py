@@ -15,12 +15,12 @@ from baton.deploy.host.kubernetes_api import ACCOUNT, KubernetesApi
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A Secret's name, type and decoded data. `version` is empty until the API has stored it."""
+    """A Secret's name, type and decoded data. `version` is None until the API has stored it."""
 
     name: str
     data: Mapping[str, bytes]
     kind: str = "Opaque"
-    version: str = ""
+    version: str | None = None
 
 
 class SecretsApi:
@@ -52,7 +52,7 @@ class SecretsApi:
 
     def _body(self, secret: Secret) -> dict[str, Any]:
         metadata = {"name": secret.name, "namespace": self._namespace}
-        if secret.version:
+        if secret.version is not None:
             metadata["resourceVersion"] = secret.version
         return {
             "apiVersion": "v1",

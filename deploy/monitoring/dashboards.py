@@ -14,23 +14,29 @@ def _recorded(
     return Panel(title, meaning, (Query(series(record), legend),), unit)
 
 
-def _counted(title: str, meaning: str, metric: str, label: str = "", unit: str = "short") -> Panel:
+def _counted(
+    title: str, meaning: str, metric: str, label: str | None = None, unit: str = "short"
+) -> Panel:
     """Return a panel of a counter's rate, by one of its labels."""
-    by = f" by ({label})" if label else ""
-    legend = f"{{{{{label}}}}}" if label else ""
-    return Panel(title, meaning, (Query(f"sum{by} ({rate(metric)})", legend),), unit)
+    return Panel(title, meaning, (_summed(rate(metric), label),), unit)
 
 
-def _shown(title: str, meaning: str, metric: str, label: str = "", unit: str = "short") -> Panel:
+def _shown(
+    title: str, meaning: str, metric: str, label: str | None = None, unit: str = "short"
+) -> Panel:
     """Return a panel of a gauge, summed by one of its labels."""
-    by = f" by ({label})" if label else ""
-    legend = f"{{{{{label}}}}}" if label else ""
-    return Panel(title, meaning, (Query(f"sum{by} ({series(metric)})", legend),), unit)
+    return Panel(title, meaning, (_summed(series(metric), label),), unit)
 
 
-def _quantiles(title: str, meaning: str, metric: str, by: str = "") -> Panel:
-    labels = f"le, {by}" if by else "le"
-    legend = f" {{{{{by}}}}}" if by else ""
+def _summed(expr: str, label: str | None) -> Query:
+    if label is None:
+        return Query(f"sum ({expr})")
+    return Query(f"sum by ({label}) ({expr})", f"{{{{{label}}}}}")
+
+
+def _quantiles(title: str, meaning: str, metric: str, by: str | None = None) -> Panel:
+    labels = "le" if by is None else f"le, {by}"
+    legend = "" if by is None else f" {{{{{by}}}}}"
     return Panel(
         title,
         meaning,

@@ -60,7 +60,7 @@ def _groups(select: str, own: dict[str, str]) -> list[dict[str, Any]]:
             "for": each.lasts,
             "labels": {"severity": each.severity} | own,
             "annotations": {"summary": each.summary}
-            | ({"runbook": each.runbook} if each.runbook else {}),
+            | ({} if each.runbook is None else {"runbook": each.runbook}),
         }
         for each in ALERTS
     ]

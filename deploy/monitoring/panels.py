@@ -23,7 +23,7 @@ class Query:
     """One line, or one for each value of the labels that `legend` names."""
 
     expr: str
-    legend: str = ""
+    legend: str = ""  # Grafana's own: it names the line
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Alert:
     lasts: str
     severity: str
     summary: str
-    runbook: str = ""
+    runbook: str | None = None
 
 
 def rate(metric: str, matchers: str = "", window: str = "2m") -> str:

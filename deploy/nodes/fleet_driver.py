@@ -43,7 +43,7 @@ class Fleet(Protocol):
 
     def rooms(self) -> Mapping[str, Room]: ...
 
-    def make(self, order: WorkerOrder, host: str) -> None: ...
+    def make(self, order: WorkerOrder, host: str | None) -> None: ...
 
     def ask(self) -> dict[str, WorkerReport]: ...
 
@@ -161,13 +161,13 @@ class FleetDriver:
         places |= {name: host for name, host in hosts.items() if host in rooms}
         for order in sorted(missing, key=lambda each: hosts.get(each.worker_id) not in rooms):
             name = order.worker_id
-            host = hosts.get(name, "")
+            host = hosts.get(name)
             if host not in rooms:  # its node is lost, or has not joined this Ray
                 places.pop(name, None)  # its last node
                 mine = [each for each in places if each in self._orders]
                 placed = [(self._orders[each], places[each]) for each in mine]
                 host = chosen_node(order, rooms, placed, pack=self._pack)
-            if host:
+            if host is not None:
                 places[name] = host
             self._fleet.make(order, host)
             self._known[name] = _Known(None, self._now())
@@ -245,7 +245,9 @@ class FleetDriver:
             why = {"reason": report.message, "log": report.log}
             log.warning("worker hindered", worker=name, node=report.node, **why)
         if report.progress and (before is None or before.progress != report.progress):
-            log.info("worker loading", worker=name, node=report.node, progress=report.progress)
+            log.info(
+                "worker progress reported", worker=name, node=report.node, progress=report.progress
+            )
 
     @staticmethod
     def _count_restart(before: WorkerReport | None, now: WorkerReport) -> None:
@@ -295,7 +297,7 @@ class FleetDriver:
     def _end(self, name: str) -> None:
         """End a worker, and remove its actor once it has ended, or if it can have none."""
         known = self._known.setdefault(name, _Known(None, self._now()))
-        state = known.report.state if known.report is not None else ""
+        state = known.report.state if known.report is not None else None
         nothing_runs = state == "failed" or (known.lost and self._is_gone(name, known.report))
         if state == "ended" or nothing_runs:
             self._fleet.remove(name)

@@ -41,7 +41,7 @@ class FleetFollower:
         self._number = number
         self._options = options
         self._size: FleetSize | None = None
-        self._failure = ""
+        self._failure: str | None = None
 
     async def orders(self) -> list[WorkerOrder] | None:
         """Return the orders by the newest number; None while none is known."""
@@ -52,7 +52,7 @@ class FleetFollower:
                 log.warning("fleet number not read", reason=str(error))
             self._failure = str(error)
         else:
-            self._failure = ""
+            self._failure = None
             if found != self._size:
                 log.info("fleet number followed", prefill=found.prefill, decode=found.decode)
             self._size = found

@@ -155,7 +155,7 @@ class FleetProcess:
     async def _turns(
         self, driver: FleetDriver, stopped: asyncio.Event, follower: FleetFollower | None
     ) -> None:
-        failed = ""
+        failed: str | None = None
         ready: list[str] = []
         start = FleetStart(self.start_timeout_s)
         while not stopped.is_set():
@@ -165,7 +165,7 @@ class FleetProcess:
             try:
                 if follower is None or orders is not None:
                     await asyncio.to_thread(driver.turn)
-                failed = ""
+                failed = None
             except Unavailable as error:  # workers serve without Ray; it is asked again
                 if str(error) != failed:
                     log.warning("ray unavailable", reason=str(error))

@@ -21,10 +21,10 @@ def chosen_node(
     placed: Sequence[tuple[WorkerOrder, str]],
     *,
     pack: bool,
-) -> str:
+) -> str | None:
     """Return the address of the node for the order: of those with room beside the workers `placed`
     on them, the one with the fewest workers of its role, then of all; with `pack` the one with the
-    most. Empty if none has room: Ray places the worker once one has."""
+    most. None if none has room: Ray places the worker once one has."""
     there = {address: [o for o, host in placed if host == address] for address in nodes}
     fitting = [address for address, room in nodes.items() if _fits(order, room, there[address])]
 
@@ -34,7 +34,7 @@ def chosen_node(
             return -len(workers), 0, address
         return sum(each.role == order.role for each in workers), len(workers), address
 
-    return min(fitting, key=crowd, default="")
+    return min(fitting, key=crowd, default=None)
 
 
 def _fits(order: WorkerOrder, room: Room, workers: Sequence[WorkerOrder]) -> bool:

@@ -67,8 +67,8 @@ class WorkerReport:
     after `end`. `boot_id`, `address` and `memory` are empty while it is not registered; then
     `progress` says what it does, and `log` has the last lines of its log. `message` says what keeps
     it from its work. `adopted`: it ran already when this actor was made. `restarts`: how often it
-    was started again since. A driver reads reports of actors of other versions: a new field is the
-    last one, with a default."""
+    was started again since. A driver reads reports of actors of other versions: a text that is
+    absent stays empty, and a new field is the last one, with a default."""
 
     order: WorkerOrder
     node: str
@@ -197,8 +197,8 @@ class NodeWorker:
         )
         if not self._report.boot_id:
             running = status.state == "running"
-            progress = read_progress(self._folder, self._name) if running else ""
-            self._note(progress=progress, log=log_end(self._folder, self._name))
+            progress = read_progress(self._folder, self._name) if running else None
+            self._note(progress=progress or "", log=log_end(self._folder, self._name))
 
     def _note_record(self, record: WorkerRecord | None) -> None:
         if record is None:

@@ -39,7 +39,8 @@ class Replacement:
     def run(self) -> int:
         """Replace all old pods, and return how many there were. Raises Unavailable where a pod does
         not drain, or the others are not ready in time."""
-        waited_s, said = time.monotonic(), ""
+        waited_s = time.monotonic()
+        said: str | None = None
         named: set[str] = set()
         while True:
             step = next_step(*self._look())
@@ -51,7 +52,7 @@ class Replacement:
             waits_for = step.waits_for
             if step.pod is not None:
                 waits_for = f"{step.pod.name} to be deleted by the operator"
-            if not waits_for:
+            if waits_for is None:
                 return len(named)
             if time.monotonic() - waited_s > self.within_s:
                 raise Unavailable(

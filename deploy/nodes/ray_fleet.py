@@ -85,7 +85,7 @@ class RayFleet:
             nodes = self._ray.nodes()
         return {node["NodeManagerAddress"]: node["Resources"] for node in nodes if node["Alive"]}
 
-    def make(self, order: WorkerOrder, host: str) -> None:
+    def make(self, order: WorkerOrder, host: str | None) -> None:
         """Make the worker's actor in its group, on the node at this address if it lives and has
         room, else where Ray finds room."""
         with self._translated():
@@ -105,7 +105,7 @@ class RayFleet:
             actor = self._ray.remote(NodeActor).options(**options)
             self._actors[order.worker_id] = actor.remote(order)
 
-    def _group_for(self, order: WorkerOrder, host: str) -> Any:
+    def _group_for(self, order: WorkerOrder, host: str | None) -> Any:
         """Return the worker's group: one that an earlier actor has left, where the worker may run
         still, or a new one."""
         group = self._group_of(order.worker_id)
@@ -132,9 +132,9 @@ class RayFleet:
         except ValueError:  # Ray's word for that
             return None
 
-    def _node_id(self, host: str) -> str | None:
+    def _node_id(self, host: str | None) -> str | None:
         """Return the id of the living node at this address; None if there is none."""
-        for node in self._ray.nodes() if host else ():
+        for node in self._ray.nodes() if host is not None else ():
             if node["Alive"] and node["NodeManagerAddress"] == host:
                 return str(node["NodeID"])
         return None

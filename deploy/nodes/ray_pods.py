@@ -49,7 +49,7 @@ class NextStep:
     old."""
 
     pod: RayPod | None = None
-    waits_for: str = ""
+    waits_for: str | None = None
 
 
 def pods_of(cluster: Document, listed: Document) -> list[RayPod]:
@@ -59,7 +59,7 @@ def pods_of(cluster: Document, listed: Document) -> list[RayPod]:
     groups[HEAD] = cluster["spec"]["headGroupSpec"]["template"]
     wanted = {name: _definition(each.get("metadata", {})) for name, each in groups.items()}
     for name, found in wanted.items():
-        if not found:
+        if found is None:
             raise ConfigError(
                 f"the group {name} of the RayCluster has no annotation {DEFINITION}: install the "
                 "release with this version of the chart first"
@@ -141,5 +141,6 @@ def _head_ready(pod: Document) -> bool:
     return any(each["name"] == first and each["ready"] for each in statuses)
 
 
-def _definition(metadata: Document) -> str:
-    return str(metadata.get("annotations", {}).get(DEFINITION, ""))
+def _definition(metadata: Document) -> str | None:
+    found: str | None = metadata.get("annotations", {}).get(DEFINITION)
+    return found or None

@@ -20,7 +20,7 @@ def plot_bench(
 ) -> None:
     """Write a PNG of a run. Raises ConfigError."""
     measured = measured_requests(result)
-    finished = [each for each in measured if not each.error]
+    finished = [each for each in measured if each.error is None]
     start_s = min((each.intended_s for each in measured), default=0.0)
     streamed = [each for each in finished if each.chunks]
     first = {
@@ -48,7 +48,7 @@ def plot_bench(
 
 
 def _failures(measured: list[Measurement], start_s: float) -> tuple[list[float], list[float]]:
-    failed = [each for each in measured if each.error]
+    failed = [each for each in measured if each.error is not None]
     return [each.intended_s - start_s for each in failed], [each.e2e_s for each in failed]
 
 

@@ -18,9 +18,10 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -30,7 +31,6 @@ from starlette.routing import Route
 
 from baton.deploy.host.ports import address_of
 from baton.deploy.processes.admin_protocol import AdminHttpProtocol
-from baton.deploy.processes.audit_limiter import Audit, AuditLimiter
 from baton.runtime import logs, metrics
 from baton.runtime.errors import ConfigError
 from baton.runtime.http_server import HttpServer, listen
@@ -38,7 +38,10 @@ from baton.runtime.http_server import HttpServer, listen
 log = logs.get(__name__)
 
 T = TypeVar("T")
+Audit = Callable[[bool], dict[str, Any]]
 
+CHECK_INTERVAL_S = 1.0  # between two checks of the pool
+CHECK_SHARE = 0.05  # of the worker's time, where a check takes long
 BACKLOG = 100  # connections that the kernel keeps until they are accepted
 READY_TIMEOUT_S = 1.0  # for the loop of a ready worker
 AUDIT_TIMEOUT_S = 5.0
@@ -49,6 +52,35 @@ DRAIN_S = 2  # for requests that are being answered when the server stops
 JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 LOOP_BLOCKED = PlainTextResponse("the worker's event loop is blocked\n", 503)
+
+
+class AuditLimiter:
+    """Limits how much of a worker's time the checks behind `/audit` take: calls `audit(check)`,
+    with `check` true only when a check is due. Owned by the worker's loop."""
+
+    def __init__(self, audit: Audit, clock: Callable[[], float] = time.monotonic) -> None:
+        self._audit = audit
+        self._clock = clock
+        self._next_check_s = clock()
+        self._failure: Exception | None = None
+
+    def report(self) -> dict[str, Any]:
+        """Return the worker's audit. After a check has failed, raise the same error until the
+        next check."""
+        started_s = self._clock()
+        if started_s < self._next_check_s:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            return self._audit(False)
+        self._failure = None
+        try:
+            return self._audit(True)
+        except Exception as error:  # kept for calls before the next check, and raised
+            self._failure = error
+            raise
+        finally:
+            check_s = self._clock() - started_s
+            self._next_check_s = started_s + max(CHECK_INTERVAL_S, check_s / CHECK_SHARE)
 
 
 class AdminServer:

@@ -309,7 +309,7 @@ async def _listen(
         # The kernel does not report when the port becomes free.
         await asyncio.sleep(PORT_POLL_S)
     await server.start()
-    host = boot.advertised or settings.host
+    host = settings.host if boot.advertised is None else boot.advertised
     return WorkerRecord(
         worker_id=boot.worker_id,
         boot_id=boot.boot_id.hex(),

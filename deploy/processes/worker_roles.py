@@ -62,7 +62,7 @@ class Boot:
     model_folder: Path
     registry: RegistryClient
     secrets: ClusterSecrets
-    advertised: str = ""  # host that it announces; empty: the one that it listens on
+    advertised: str | None = None  # host that it announces; None: the one that it listens on
     tls: Tls | None = None  # None: it talks in plain text
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
 
@@ -230,5 +230,5 @@ def model_limits(boot: Boot, engine: TorchEngine) -> ModelLimits:
         ),
         kv_dtype=engine.dtype_name,
         key=identity.cluster_key(boot.secrets.identity),
-        topology=own_topology(os.environ),
+        topology=own_topology(os.environ) or "",  # protobuf's absent value
     )

@@ -30,14 +30,14 @@ TICK_S = 0.1
 def fetch(
     hub_id: str,
     stopped: Callable[[], bool],
-    revision: str = "",
+    revision: str | None = None,
     files: Sequence[str] = FILES,
 ) -> Path | None:
     """Return the folder of the model's `files` (patterns) in the hub's cache; None if `stopped`,
     which is polled, returned true, after which the child has ended. Raises ModelError with the
     remedy."""
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "baton.deploy.serve.hub", hub_id, revision, *files],
+        [sys.executable, "-P", "-m", "baton.deploy.serve.hub", hub_id, revision or "", *files],
         stdin=subprocess.PIPE,  # its end, however this process ends, ends the child
         stdout=subprocess.PIPE,
         text=True,

@@ -59,7 +59,7 @@ def find_model(
             "owner/name@revision"
         )
     say(f"fetching {given} from the hub")
-    fetched = hub.fetch(found["name"], stopped, found["revision"] or "", files)
+    fetched = hub.fetch(found["name"], stopped, found["revision"], files)
     return None if fetched is None else ModelSource(fetched, found["name"])
 
 

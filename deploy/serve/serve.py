@@ -221,7 +221,8 @@ class Serving:
 
     def _report_progress(self, instance: Instance, name: str) -> None:
         """Report what a worker does before it is ready, if that has changed."""
-        if progress := read_progress(instance.folder, name):
+        progress = read_progress(instance.folder, name)
+        if progress is not None:
             self._report(name, f"{name} {progress}")
 
     def _report_fleet(self, instance: Instance) -> list[WorkerProgress]:
@@ -291,7 +292,7 @@ class Serving:
                 end = f"The end of its log:\n{log_end(instance.folder, name)}"
                 crash = f"{name} cannot be kept running ({status.ended}). {end}"
                 raise ConfigError(status.message or crash)
-            if status.state == "waiting" and status.message:
+            if status.state == "waiting" and status.message is not None:
                 self._report(name, f"{status.message}; the next attempt follows")
             if status.starts > before and status.state == "running":
                 how = "ended" if status.ended == "exit code 0" else "died"  # it was drained

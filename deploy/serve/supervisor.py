@@ -69,7 +69,9 @@ class Supervisor:
         self._environment = environment | {key: str(file) for key, file in named.items()}
         before = self._written = read_status(folder, job.name)  # of a supervisor that has ended
         first = JobStatus(job.name, "waiting", 0, 0)
-        self._status = replace(before, ended="with its supervisor", message="") if before else first
+        self._status = (
+            replace(before, ended="with its supervisor", message=None) if before else first
+        )
         self._rule = RestartRule(proven=self._status.proven)
         self._stop_read, self._stop_write = os.pipe()
         self._hurry_read, self._hurry_write = os.pipe()
@@ -200,11 +202,12 @@ class Supervisor:
     def _stopped_within(self, seconds: float) -> bool:
         return bool(select.select([self._stop_read], [], [], seconds)[0])
 
-    def _error_message(self) -> str:
+    def _error_message(self) -> str | None:
+        """Return what the child has left in its error file; None without any text."""
         try:
-            return self._error_file.read_text().strip()
+            return self._error_file.read_text().strip() or None
         except FileNotFoundError:
-            return ""
+            return None
         except OSError as error:
             return f"the error file cannot be read: {error}"
 

@@ -6,13 +6,12 @@ JSON. One per choice, owned by the task that writes the answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.router.dispatch.active_request import OutputToken
-from baton.router.text.call_form import CallableTools
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.detokenizer import Detokenizer
-from baton.router.text.reasoning import AnswerReasoning
 from baton.router.text.stop_strings import StopMatcher
 from baton.router.text.tool_calls import ParsedCall, ToolCallParser
 
@@ -50,31 +49,21 @@ class ChoiceDelta:
 
 
 class ChoiceText:
-    """`stop_tokens` end an output and are not part of its text; `calling` are the tools that it may
-    call. The text of the first `min_tokens` tokens is not searched for stop strings. `tokens`
-    counts the tokens drawn up to the end, the stop token included; `accepted_proposals` counts
-    those of them that were proposed, `rejected_proposals` the other proposals."""
+    """The text of one `choice` of a request. The request's stop tokens end it and are not part of
+    it; its first `min_tokens` tokens are not searched for stop strings. `tokens` counts the tokens
+    drawn up to the end, the stop token included; `accepted_proposals` counts those of them that
+    were proposed, `rejected_proposals` the other proposals."""
 
-    def __init__(
-        self,
-        choice: int,
-        detokenizer: Detokenizer,
-        stops: Sequence[str],
-        stop_tokens: Collection[int],
-        calling: CallableTools | None = None,
-        min_tokens: int = 0,
-        *,
-        token_ids: bool = False,
-        reasoning: AnswerReasoning | None = None,
-    ) -> None:
+    def __init__(self, request: ValidatedRequest, choice: int, detokenizer: Detokenizer) -> None:
+        reasoning, calling = request.reasoning, request.calling
         self._choice = choice
         self._detokenizer = detokenizer
-        self._stops = StopMatcher(stops)
-        self._stop_tokens = stop_tokens
+        self._stops = StopMatcher(request.stops)
+        self._stop_tokens = frozenset(request.stop_token_ids)
         self._reasoning = None if reasoning is None else reasoning.parser()
         self._calls = None if calling is None else ToolCallParser(calling)
-        self._min_tokens = min_tokens
-        self._token_ids = token_ids
+        self._min_tokens = request.sampling.min_tokens
+        self._token_ids = request.token_ids
         self._characters = 0
         self.tokens = 0
         self.accepted_proposals = self.rejected_proposals = 0

@@ -36,18 +36,18 @@ class Scorekeeper:
         tokens: int,
         *,
         chat: bool,
-        error_type: str = "",
+        error_type: str | None = None,
         phases: Iterable[Phase] = (),
     ) -> None:
         """Count an ended request with `tokens` of output. `error_type` is the class of its error:
-        empty if it finished. `phases` are those of its critical path."""
+        None if it finished. `phases` are those of its critical path."""
         genai.record(genai.operation_name(chat=chat), self.model, times, error_type)
         metrics.OUTPUT_TOKENS.observe(tokens)
-        outcome = "failed" if error_type else judged(self.slo, times)
+        outcome = judged(self.slo, times) if error_type is None else "failed"
         metrics.OBJECTIVES.labels(outcome).inc()
         if outcome == "met":
             metrics.GOODPUT_TOKENS.inc(tokens)
-        if not error_type and times.first_token_s is not None:
+        if error_type is None and times.first_token_s is not None:
             _observe_parts(list(phases), times.duration_s - times.first_token_s)
 
 

@@ -81,7 +81,7 @@ class PromptBatch:
         return None
 
     @property
-    def trace_response(self) -> str:
+    def trace_response(self) -> str | None:
         """Same as `RequestHandler.trace_response`, of the first prompt."""
         return self._members[0].trace_response
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from opentelemetry.context import Context
 
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
-from baton.router.answers.genai_attributes import request_attributes
 from baton.router.answers.objectives import Scorekeeper
 from baton.router.answers.trace_record import (
     RequestEnd,
@@ -29,7 +28,7 @@ from baton.router.answers.trace_record import (
     refused_late,
     trace_record,
 )
-from baton.router.answers.trace_spans import export_trace
+from baton.router.answers.trace_spans import export_trace, request_attributes
 from baton.router.answers.trace_store import TraceStore
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.dispatch.dispatcher import Dispatcher
@@ -76,40 +75,38 @@ class ClientGone(Exception):
     """The client has closed its connection, or has stopped reading."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """`at_s` is when a request came, by `time.perf_counter()`, `deadline_s` when it must have
+    ended, by the loop's clock; `context` is the client's span."""
+
+    at_s: float
+    deadline_s: float
+    context: Context
+
+
 class RequestHandler:
-    """`arrival_s` is a time of `time.perf_counter()`, `deadline_s` one of the loop's clock."""
+    """The handler of one validated request."""
 
     def __init__(
         self,
         serving: RequestServices,
         request: ValidatedRequest,
         request_id: str,
-        arrival_s: float,
-        context: Context,
-        deadline_s: float,
+        arrival: Arrival,
         trace: RequestTrace | None = None,
     ) -> None:
         self._trace = trace or RequestTrace()
         self._serving = serving
         self._request = request
         self._request_id = request_id
-        self._arrival_s = arrival_s
-        self._client_context = self._context = context
-        self._deadline_s = deadline_s
+        self._arrival = arrival
+        self._context = arrival.context
         markers = request.calling.form.markers if request.calling is not None else ()
         if (reasoning := request.reasoning) is not None:
             markers = (*markers, *reasoning.form.markers)
         self._texts = [
-            ChoiceText(
-                choice,
-                serving.tokenizer.detokenizer(request.prompt, markers),
-                request.stops,
-                frozenset(request.stop_token_ids),
-                request.calling,
-                request.sampling.min_tokens,
-                token_ids=request.token_ids,
-                reasoning=request.reasoning,
-            )
+            ChoiceText(request, choice, serving.tokenizer.detokenizer(request.prompt, markers))
             for choice in range(request.choices)
         ]
         self._active_request: ActiveRequest | None = None
@@ -155,7 +152,7 @@ class RequestHandler:
         if (validated := self._request.grammar_wall_s) is not None:
             tracing.record(tracing.VALIDATE, *validated, self._context)
         self._active_request = await self._serving.dispatcher.start(
-            self._request, self._request_id, self._context, self._deadline_s, self._trace
+            self._request, self._request_id, self._context, self._arrival.deadline_s, self._trace
         )
 
     async def next(self) -> list[ChoiceDelta] | None:
@@ -174,7 +171,7 @@ class RequestHandler:
         return pieces
 
     @property
-    def trace_response(self) -> str:
+    def trace_response(self) -> str | None:
         """The ids of the request's span, for its client; empty if no spans are exported."""
         return tracing.response_value(self._context)
 
@@ -270,7 +267,7 @@ class RequestHandler:
     def _note_outputs(self, by_choice: dict[int, list[OutputToken]]) -> None:
         now_s = time.perf_counter()
         if not self._first_s:
-            metrics.TTFT.observe(now_s - self._arrival_s)
+            metrics.TTFT.observe(now_s - self._arrival.at_s)
         for choice, outputs in by_choice.items():
             steps = len(outputs) - sum(output.accepted_proposal for output in outputs)
             if choice in self._last_s and steps <= 1:  # else they waited for this router
@@ -280,7 +277,7 @@ class RequestHandler:
             self._last_s[choice] = now_s
 
     def _times(self) -> RequestTimes:
-        duration_s = time.perf_counter() - self._arrival_s
+        duration_s = time.perf_counter() - self._arrival.at_s
         if not self._first_s:
             return RequestTimes(duration_s)
         means_s = [
@@ -288,7 +285,7 @@ class RequestHandler:
             for choice, first_s in self._first_s.items()
             if self._texts[choice].tokens > 1
         ]
-        first_s = min(self._first_s.values()) - self._arrival_s
+        first_s = min(self._first_s.values()) - self._arrival.at_s
         return RequestTimes(duration_s, first_s, max(means_s, default=None))
 
     def _outcome(self, error: BatonError) -> str:
@@ -308,7 +305,7 @@ class RequestHandler:
         times, usage = self._times(), self.usage()
         metrics.E2E.observe(times.duration_s)
         if outcome in ("finished", "failed"):
-            error_type = "" if error is None else type(error).__name__
+            error_type = None if error is None else type(error).__name__
             self._serving.scorekeeper.record(
                 times,
                 usage.completion,
@@ -372,5 +369,5 @@ class RequestHandler:
             standard = self._standard() | {"baton.request_id": self._request_id}
             if error is not None:
                 standard[tracing.ERROR_TYPE] = type(error).__name__
-            contexts = self._context, self._client_context
+            contexts = self._context, self._arrival.context
             export_trace(trace, *contexts, kept, ended_wall_s, standard)

@@ -14,7 +14,8 @@ WAITS = frozenset({"place", "lost attempt", "lost handoff", "end"})  # phases of
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """How a request ended, and its counts of tokens; `trace_id` is that of a collector's trace."""
+    """How a request ended, and its counts of tokens; `trace_id` is that of a collector's trace, if
+    it has one."""
 
     request_id: str
     outcome: str
@@ -23,7 +24,7 @@ class RequestEnd:
     output_tokens: int
     cached_tokens: int
     migrations: int
-    trace_id: str = ""
+    trace_id: str | None = None
 
 
 def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def trace_record(trace: RequestTrace, end: RequestEnd, kept: list[str]) -> dict[
     after = trace.after
     return {
         "id": end.request_id,
-        "trace_id": end.trace_id,
+        "trace_id": end.trace_id or "",  # the API's text without one
         "time": round(trace.begun_wall_s, 6),
         "ttft_s": round(trace.path.seconds, 6) if trace.answered else None,
         "total_s": round(end.seconds, 6),

@@ -90,7 +90,7 @@ class TraceStore:
         )
         return [body for *_, body in heapq.nlargest(count, answered)]
 
-    def latest(self, count: int, tenant: bytes | None, after: str = "") -> list[bytes]:
+    def latest(self, count: int, tenant: bytes | None, after: str | None = None) -> list[bytes]:
         """Return the newest records, the newest first; none from the request `after` on back."""
         found: list[bytes] = []
         for name, entry in reversed(self._entries.items()):
@@ -101,9 +101,9 @@ class TraceStore:
         return found
 
     @property
-    def newest_id(self) -> str:
-        """The request whose record came last; empty without any."""
-        return next(reversed(self._entries), "")
+    def newest_id(self) -> str | None:
+        """The request whose record came last; None without any."""
+        return next(reversed(self._entries), None)
 
     def _remove(self, name: str) -> None:
         entry = self._entries.pop(name, None)

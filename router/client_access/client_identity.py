@@ -44,6 +44,6 @@ def new_request_id() -> str:
     return f"req-{secrets.token_hex(16)}"
 
 
-def client_label(given: bytes) -> str:
-    """Return a client's own request id as it may stand in logs; empty if it is not valid."""
-    return given.decode() if _LABEL.fullmatch(given) else ""
+def client_label(given: bytes) -> str | None:
+    """Return a client's own request id as it may stand in logs; None if it is not valid."""
+    return given.decode() if _LABEL.fullmatch(given) else None

@@ -47,7 +47,7 @@ class ConsoleState:
         self._events: list[Event] = []
         self._sections: Body = {}
         self._shown_rows: dict[str, Row] = {}
-        self._last_trace = ""
+        self._last_trace: str | None = None
 
     def observe(self) -> None:
         """Record the second that has passed."""

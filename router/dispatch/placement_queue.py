@@ -51,7 +51,7 @@ class PlacementQueue:
             if attempt.active_request.over:
                 raise attempt.active_request.error or Unavailable(STOPPING)
             if _now() >= deadline_s:
-                raise passed("placing", str(error or ""))
+                raise passed("placing", error)
             tried = self._submitter.try_place(attempt)
             if not isinstance(tried, BatonError):
                 return tried

@@ -29,7 +29,7 @@ MAX_SHOWN = 64  # workers of a role, the cheapest
 class WorkerCost:
     """The cost of a request on one worker, in microseconds: `cost_us` is the sum of its `parts`.
     `uncached_tokens` of its prompt are not there. `obstacle` is why the worker gets no such request
-    now; empty: it may get it."""
+    now; None: it may get it."""
 
     worker_id: str
     cost_us: int
@@ -39,7 +39,7 @@ class WorkerCost:
     running: int
     waiting: int
     room_tokens: int
-    obstacle: str = ""
+    obstacle: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def explain(given: PlacementInput, placement: Placement) -> Explanation:
         if view.role == "prefill":
             obstacle = _obstacle(view, fleet) or _prefill_obstacle(view, chosen, need)
             prefill.append(_cost(view, costs.parts(view, lacks[name]), lacks[name], obstacle))
-    usable = [each for each in _sorted(prefill) if not each.obstacle]
+    usable = [each for each in _sorted(prefill) if each.obstacle is None]
     there = None
     if placement.candidates or usable:  # candidates may be workers that are passed over
         best = placement.candidates[0].worker_id if placement.candidates else usable[0].worker_id
@@ -80,12 +80,12 @@ def explain(given: PlacementInput, placement: Placement) -> Explanation:
     configured = placement.reason == "configured"
     for name, view in views.items():
         if view.role == "decode":
-            obstacle = "" if name in takes else "full, or too small for this request"
+            refused = None if name in takes else "full, or too small for this request"
             used = None if configured and placement.local else there
             all_costs = DecodeCosts.of(
                 need, view.costs, lacks[name], used, auto=not configured, deferred=fleet.deferred
             )
-            parts, obstacle = all_costs.parts(view), _obstacle(view, fleet) or obstacle
+            parts, obstacle = all_costs.parts(view), _obstacle(view, fleet) or refused
             decode.append(_cost(view, parts, lacks[name], obstacle))
     here, wait_us = lacks[chosen.worker_id], 0 if there is None else there.wait_us
     return Explanation(
@@ -100,7 +100,7 @@ def explain(given: PlacementInput, placement: Placement) -> Explanation:
 
 
 def _cost(
-    view: WorkerView, parts: DecodeParts | PrefillParts, uncached: int, obstacle: str
+    view: WorkerView, parts: DecodeParts | PrefillParts, uncached: int, obstacle: str | None
 ) -> WorkerCost:
     return WorkerCost(
         worker_id=view.worker_id,
@@ -115,23 +115,26 @@ def _cost(
     )
 
 
-def _obstacle(view: WorkerView, fleet: FleetView) -> str:
+def _obstacle(view: WorkerView, fleet: FleetView) -> str | None:
     if view.draining:
         return "draining"
-    return "its circuit is open" if view.boot_id in fleet.passed_over else ""
+    return "its circuit is open" if view.boot_id in fleet.passed_over else None
 
 
-def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str:
+def _prefill_obstacle(view: WorkerView, decode: WorkerView, need: Need) -> str | None:
     """Return why `decode` cannot use this prefill worker for the request."""
     if not hands_over(view.kv_format, decode.kv_format):
         return "another KV format than the decode worker's"
     targets = most_targets(view.kv_format[1], decode.kv_format[1])
     room = min(view.total_blocks // (1 + targets) * view.block_size, view.max_context)
-    return f"its pool holds {room} tokens" if need.tokens > room else ""
+    return f"its pool holds {room} tokens" if need.tokens > room else None
 
 
 def _sorted(costs: Sequence[WorkerCost]) -> list[WorkerCost]:
-    return sorted(costs, key=lambda each: (bool(each.obstacle), each.cost_us, each.worker_id))
+    def order(each: WorkerCost) -> tuple[bool, int, str]:
+        return each.obstacle is not None, each.cost_us, each.worker_id
+
+    return sorted(costs, key=order)
 
 
 def explained(explanation: Explanation) -> dict[str, object]:
@@ -166,5 +169,5 @@ def _row(cost: WorkerCost) -> dict[str, Any]:
         "running": cost.running,
         "waiting": cost.waiting,
         "room_tokens": cost.room_tokens,
-        "obstacle": cost.obstacle,
+        "obstacle": cost.obstacle or "",  # the API's text without one
     }

@@ -66,6 +66,7 @@ class Fleet:
         config: RouterConfig,
         key: bytes,
         limits: ContextLimits,
+        *,
         boot_id: bytes | None = None,
         reports: ReportExchange | None = None,
         timing: FleetTiming | None = None,
@@ -139,13 +140,13 @@ class Fleet:
                 link = WorkerLink(
                     record,
                     self._dialer,
-                    self.index,
                     listener,
                     self._config,
-                    self._boot_id,
-                    self._limits.vocab_size,
-                    self.unplaced,
-                    self._note_change,
+                    index=self.index,
+                    router_boot_id=self._boot_id,
+                    vocab_size=self._limits.vocab_size,
+                    unplaced=self.unplaced,
+                    changed=self._note_change,
                 )
                 self._links[worker_id] = link
                 self._tasks[worker_id] = asyncio.create_task(link.run(), name=f"link {worker_id}")

@@ -38,7 +38,7 @@ class FleetReports:
                 found.setdefault(numerics, []).append(link.worker_id)
         if len(found) > 1 and found != self._mixed_numerics:
             log.warning(
-                "decode workers differ",
+                "decode workers mismatched",
                 workers={" ".join(numerics): names for numerics, names in found.items()},
                 effect="answers depend on the worker; a request migrates only to workers with the "
                 "same fingerprint and KV dtype",

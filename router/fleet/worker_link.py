@@ -86,9 +86,10 @@ class WorkerLink:
         self,
         record: WorkerRecord,
         dialer: Dialer,
-        index: RadixIndex,
         listener: LinkListener,
         config: RouterConfig,
+        *,
+        index: RadixIndex,
         router_boot_id: bytes,
         vocab_size: int,
         unplaced: UnplacedRequests,
@@ -310,7 +311,7 @@ class WorkerLink:
         self.parked = self.hung = self.quiet = self._silent = False
         self.up, self._was_up, self._unlinked_reason = True, True, None
         metrics.LINKS.labels(self.record.role).inc()
-        log.info("link up", worker_id=self.worker_id, role=self.record.role)
+        log.info("worker linked", worker_id=self.worker_id, role=self.record.role)
         if hello.unknown_requests:
             unknown = list(hello.unknown_requests)
             self._listener.lost(self, unknown, "the worker no longer has the request")

@@ -118,7 +118,7 @@ class WorkerView:
     joined_s: float = 0.0
     hinted: tuple[int, int] = (0, 0)  # requests and tokens that other routers have just placed
     costs: WorkerCosts = PRIOR_COSTS
-    topology: str = ""  # the place that it states, from the outermost level to its host
+    topology: str = ""  # the place that its hello states, from the outermost level to its host
 
     @property
     def block_size(self) -> int:

@@ -90,7 +90,7 @@ def _explained(kind: str, body: Any, reason: str) -> str:
         if reason.startswith("oneOf constraints"):
             return 'keyword "oneOf": its cases overlap: make them disjoint, or use "anyOf"'
         place = place_of_fault(body, reason)
-        return f"{reason} (at {place[:200]})" if place else reason
+        return reason if place is None else f"{reason} (at {place[:200]})"
     keys = json.loads(found[1])
     for path, schema in subschemas(body):
         for key in keys:

@@ -24,17 +24,17 @@ _KIND = re.compile(r"(\w+) must be an? (array|object|string)")
 _KINDS: dict[str, Any] = {"array": list, "object": dict, "string": (str, list)}
 
 
-def place_of_fault(schema: Any, reason: str) -> str:
-    """Return the path of the keyword that an error speaks of; empty where it is not found. Costs
+def place_of_fault(schema: Any, reason: str) -> str | None:
+    """Return the path of the keyword that an error speaks of; None where it is not found. Costs
     O(values of the schema)."""
     is_fault = _fault(reason)
     if is_fault is None:
-        return ""
+        return None
     for path, each in subschemas(schema):
         for key, value in each.items():
             if is_fault(key, value):
                 return f"{path}.{key}".removeprefix(".")
-    return ""
+    return None
 
 
 def _fault(reason: str) -> Fault | None:

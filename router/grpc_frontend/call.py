@@ -70,7 +70,7 @@ class ClientCall:
         self._max_bytes = config.max_body_bytes
         self._begun = False
         self.request_id = request_id
-        self.trace_response = ""  # the ids of its span, if it has one
+        self.trace_response: str | None = None  # the ids of its span, if it has one
         self.tenant = b""
         self.arrival_s = time.perf_counter()
         self.begun_s = asyncio.get_running_loop().time()
@@ -145,8 +145,10 @@ class ClientCall:
             raise ClientGone from error
 
     def _initial_metadata(self) -> tuple[tuple[str, str], ...]:
-        traced = ((RESPONSE_HEADER, self.trace_response),) if self.trace_response else ()
-        return ((REQUEST_ID, self.request_id), *traced)
+        own = (REQUEST_ID, self.request_id)
+        if self.trace_response is None:
+            return (own,)
+        return own, (RESPONSE_HEADER, self.trace_response)
 
     async def end_with(self, error: BatonError) -> None:
         """End a call with the status of an error. Raises gRPC's own exception for it."""
@@ -179,7 +181,7 @@ class CallGuard:
             given = {key: value for key, value in metadata if isinstance(value, str)}
             call = ClientCall(context, new_request_id(), given, self._config, self._turns)
             label = client_label(call.header(REQUEST_ID).encode())
-            with logs.bind_request(call.request_id, client_label=label):
+            with logs.bind_request(call.request_id, client_label=label or ""):
                 self._calls[keyless] += 1
                 try:
                     if not keyless:
@@ -193,7 +195,7 @@ class CallGuard:
                     await call.end_with(Cancelled("the client accepts no more messages"))
                 except Exception as error:
                     # A defect ends its own call, and the log has it: the server serves the others.
-                    log.error("unexpected error", error=logs.fault_of(error))
+                    log.error("internal error raised", error=logs.fault_of(error))
                     await call.end_with(BatonError("unexpected"))
                 finally:
                     self._calls[keyless] -= 1

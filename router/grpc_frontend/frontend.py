@@ -30,7 +30,7 @@ MIN_CLIENT_PING_INTERVAL_S = 10  # a client that pings more often is disconnecte
 
 
 class GrpcFrontend:
-    """`address` is host:port once the server has started."""
+    """The gRPC server of a router."""
 
     def __init__(self, router: Router) -> None:
         config = router.config
@@ -63,10 +63,10 @@ class GrpcFrontend:
                 for name, methods in services.items()
             ]
         )
-        self.address = ""
 
-    async def start(self) -> None:
-        """Raises ConfigError if the port cannot be used."""
+    async def start(self) -> str:
+        """Listen, and return the address as host:port. Raises ConfigError if the port cannot be
+        used."""
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         wanted = self._config.grpc_port
         try:
@@ -77,7 +77,7 @@ class GrpcFrontend:
                 "there, or set another port with router.grpc_port"
             ) from error
         await self._server.start()
-        self.address = f"{host}:{port}"
+        return f"{host}:{port}"
 
     def stop(self, grace_s: float) -> asyncio.Task[None]:
         """Refuse new calls, and let open ones end within `grace_s`. The task ends with the last of

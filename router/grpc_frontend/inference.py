@@ -13,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from baton.proto import client_pb2
-from baton.router.answers.request_handler import RequestHandler
+from baton.router.answers.request_handler import Arrival, RequestHandler
 from baton.router.client_access.router import Router
 from baton.router.grpc_frontend.call import ClientCall, Method
 from baton.router.grpc_frontend.reply import pieces_reply, prompt_reply, usage_reply
@@ -60,13 +60,12 @@ class InferenceService:
         trace.mark("validate")
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - call.arrival_s)
         metrics.PROMPT_TOKENS.observe(len(request.prompt))
+        context = tracing.extract({name: call.header(name) for name in tracing.HEADERS})
         handler = RequestHandler(
             router.serving,
             router.of_tenant(request, call.tenant),
             call.request_id,
-            call.arrival_s,
-            tracing.extract({name: call.header(name) for name in tracing.HEADERS}),
-            call.deadline_s,
+            Arrival(call.arrival_s, call.deadline_s, context),
             trace,
         )
         with handler.admitted():

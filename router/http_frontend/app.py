@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from baton.router.answers.prompt_batch import PromptBatch
-from baton.router.answers.request_handler import RequestHandler
+from baton.router.answers.request_handler import Arrival, RequestHandler
 from baton.router.client_access.router import Router
 from baton.router.fleet.explain import explained
 from baton.router.http_frontend.http_error import MethodNotAllowed, error_response
@@ -78,13 +78,12 @@ def build_app(router: Router, *, operator: bool = False) -> FastAPI:
 def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
-        arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        trace = _trace(request)
-        async with router.receiving(deadline_s, request.state.tenant) as body:
+        arrival, trace = _arrival(router, request), _trace(request)
+        async with router.receiving(arrival.deadline_s, request.state.tenant) as body:
             asked = await _read(router, request, body, ChatRequest, trace.mark)
             validated = await router.validator.chat(asked, router.fleet.limits(), trace.mark)
         trace.mark("validate")
-        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
+        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival.at_s)
         heading = _heading(router, "chatcmpl", request, validated)
         renderer = ChatRenderer(
             heading,
@@ -92,21 +91,20 @@ def _add_generation(app: FastAPI, router: Router) -> None:
             validated.logprobs,
             tools=validated.calling is not None,
         )
-        return _answer(router, request, [validated], renderer, trace, arrival_s, deadline_s)
+        return _answer(router, request, [validated], renderer, arrival, trace)
 
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
-        arrival_s, deadline_s = time.perf_counter(), _deadline(router, request)
-        trace = _trace(request)
-        async with router.receiving(deadline_s, request.state.tenant) as body:
+        arrival, trace = _arrival(router, request), _trace(request)
+        async with router.receiving(arrival.deadline_s, request.state.tenant) as body:
             asked = await _read(router, request, body, CompletionRequest, trace.mark)
             limits = router.fleet.limits()
             validated = await router.validator.completions(asked, limits, mark=trace.mark)
         trace.mark("validate")
-        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival_s)
+        metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival.at_s)
         heading = _heading(router, "cmpl", request, validated[0])
         renderer = CompletionRenderer(heading, router.tokenizer.token_bytes, validated[0].logprobs)
-        return _answer(router, request, validated, renderer, trace, arrival_s, deadline_s)
+        return _answer(router, request, validated, renderer, arrival, trace)
 
     @_readable(app, "/v1/models")
     async def models() -> Response:
@@ -234,7 +232,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        log.error("unexpected error", path=request.url.path[:200], error=logs.fault_of(error))
+        log.error("internal error raised", path=request.url.path[:200], error=logs.fault_of(error))
         return error_response(BatonError("unexpected"))
 
 
@@ -253,6 +251,12 @@ async def _read(
     return parsed
 
 
+def _arrival(router: Router, request: Request) -> Arrival:
+    at_s, deadline_s = time.perf_counter(), _deadline(router, request)
+    sent = {name: request.headers.get(name, "") for name in tracing.HEADERS}
+    return Arrival(at_s, deadline_s, tracing.extract(sent))
+
+
 def _trace(request: Request) -> RequestTrace:
     return RequestTrace(getattr(request.state, "begun_s", None), request.state.tenant)
 
@@ -262,29 +266,17 @@ def _answer(
     request: Request,
     validated: Sequence[ValidatedRequest],
     renderer: Renderer,
+    arrival: Arrival,
     trace: RequestTrace,
-    arrival_s: float,
-    deadline_s: float,
 ) -> Response:
-    sent = {name: request.headers.get(name, "") for name in tracing.HEADERS}
-    context = tracing.extract(sent)
     request_id, tenant = request.state.request_id, request.state.tenant
     members = []
     for place, each in enumerate(validated):
         metrics.PROMPT_TOKENS.observe(len(each.prompt))
         name = request_id if len(validated) == 1 else f"{request_id}-{place}"
         own = router.of_tenant(each, tenant)
-        members.append(
-            RequestHandler(
-                router.serving,
-                own,
-                name,
-                arrival_s,
-                context,
-                deadline_s,
-                trace if len(validated) == 1 else trace.member(),
-            )
-        )
+        own_trace = trace if len(validated) == 1 else trace.member()
+        members.append(RequestHandler(router.serving, own, name, arrival, own_trace))
     handler = members[0] if len(members) == 1 else PromptBatch(members)
     return HttpResponder(handler, validated[0], renderer, request_id)
 

@@ -87,8 +87,8 @@ class AuthMiddleware:
                 message = {**message, "headers": [*found, *_kept_open(scope, given, found)]}
             await send(message)
 
-        label = given.get(b"x-request-id", b"")
-        with logs.bind_request(request_id, client_label=client_label(label)):
+        label = client_label(given.get(b"x-request-id", b""))
+        with logs.bind_request(request_id, client_label=label or ""):  # a text in all lines
             try:
                 if self._checks_host:
                     check_host(scope["headers"], self._cors)

@@ -41,10 +41,10 @@ class ClientConnection:
             pass
 
     async def start(
-        self, media_type: bytes, trace_response: str = "", length: int | None = None
+        self, media_type: bytes, trace_response: str | None = None, length: int | None = None
     ) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-store")]
-        if trace_response:
+        if trace_response is not None:
             headers.append((tracing.RESPONSE_HEADER.encode(), trace_response.encode()))
         if length is None:
             headers.append((b"x-accel-buffering", b"no"))

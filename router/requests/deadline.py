@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from baton.runtime import metrics
-from baton.runtime.errors import DeadlineExceeded, InvalidRequest
+from baton.runtime.errors import BatonError, DeadlineExceeded, InvalidRequest
 
 HEADER = "x-request-deadline"
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
@@ -52,8 +52,9 @@ async def until(deadline_s: float) -> AsyncIterator[None]:
         raise passed("receiving") from error
 
 
-def passed(phase: str, waited_for: str = "") -> DeadlineExceeded:
-    """Count the deadline and return the error. `phase` is one of the metric's labels."""
+def passed(phase: str, waited_for: BatonError | None = None) -> DeadlineExceeded:
+    """Count the deadline and return the error. `phase` is one of the metric's labels; `waited_for`
+    is why the request could not go on."""
     metrics.DEADLINES_PASSED.labels(phase).inc()
-    reason = f" while it waited: {waited_for}" if waited_for else ""
+    reason = "" if waited_for is None else f" while it waited: {waited_for}"
     return DeadlineExceeded(f"the request's deadline has passed{reason}")

@@ -68,6 +68,7 @@ class Validator:
         template: ChatTemplate | None,
         end_tokens: frozenset[int],
         max_choices: int,
+        *,
         tool_calls: ToolCalls = "auto",
         defaults: SamplingDefaults = OPENAI,
         control_tokens: ControlTokensInChats = "text",

@@ -55,12 +55,12 @@ def operation_name(*, chat: bool) -> str:
     return "chat" if chat else "text_completion"
 
 
-def record(operation: str, model: str, times: RequestTimes, error_type: str = "") -> None:
+def record(operation: str, model: str, times: RequestTimes, error_type: str | None = None) -> None:
     """Observe an ended request. `operation` is `chat` or `text_completion`; `error_type` names the
-    class of its error, and is empty if it finished."""
+    class of its error, and is None if it finished."""
     labels = (operation, PROVIDER, model)
-    DURATION.labels(*labels, error_type).observe(times.duration_s)
-    if error_type:
+    DURATION.labels(*labels, error_type or "").observe(times.duration_s)  # a label has a value
+    if error_type is not None:
         return
     if times.first_token_s is not None:
         TIME_TO_FIRST_TOKEN.labels(*labels).observe(times.first_token_s)

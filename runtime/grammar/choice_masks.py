@@ -68,7 +68,7 @@ class ChoiceMasks:
         self._searched = 0  # leading tokens of the output without the end of reasoning
         self._consumed: list[int] = []  # tokens of the answer that the matcher has
         self._checked = 0  # of these, tokens that are accepted
-        self.error = ""  # the matcher broke a limit: no more masks
+        self.error: str | None = None  # the matcher broke a limit: no more masks
 
     def mask(self, *, start: bool) -> TokenMask:
         """Return the mask after all accepted tokens; begin to compute it if `start`, else it lacks
@@ -93,7 +93,7 @@ class ChoiceMasks:
         behind an end token, and where the tail is no output of the grammar."""
         with self._lock:
             begin = self._answer_begin(length, tail)
-            if begin is None or self.error:
+            if begin is None or self.error is not None:
                 return None
             if not self._go_to(begin, length, tail):
                 return None
@@ -119,7 +119,7 @@ class ChoiceMasks:
         self._consumed += wanted[same : same + taken]
         self._checked = max(0, min(len(self._consumed), length - begin))
         self.error = self._matcher.error
-        return same + taken == len(wanted) and not self.error
+        return same + taken == len(wanted) and self.error is None
 
     def _answer_begin(self, length: int, tail: tuple[int, ...]) -> int | None:
         """Return the index of the answer's first token; None inside the reasoning."""

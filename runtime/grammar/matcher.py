@@ -45,9 +45,9 @@ class GrammarMatcher:
         self._matcher = matcher
 
     @property
-    def error(self) -> str:
-        """Why the matcher cannot go on; empty while it can."""
-        return shortened(self._matcher.get_error()) if self._matcher.is_error() else ""
+    def error(self) -> str | None:
+        """Why the matcher cannot go on; None while it can."""
+        return shortened(self._matcher.get_error()) if self._matcher.is_error() else None
 
     @property
     def complete(self) -> bool:
@@ -107,7 +107,7 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     first = compiled.matcher()
     bits = first.bitmask()
     if matcher.is_error() or bits is None:
-        raise InvalidRequest(shortened(matcher.get_error()) or first.error)
+        raise InvalidRequest(shortened(matcher.get_error()) or str(first.error))
     if not any(bits):
         raise InvalidRequest("the grammar admits no output: relax it")
     return compiled

@@ -28,7 +28,7 @@ _NUMBERS = {name: number for number, name in NAMES.items()}
 @dataclass(slots=True)
 class Phase:
     """`count` are the tokens of a chunk or the blocks of a fetch; 0: neither. `where` is a worker's
-    id; empty: the process that has the timeline."""
+    id; empty, as protobuf has it: the process that has the timeline."""
 
     name: str
     seconds: float

@@ -227,9 +227,9 @@ def inject(context: Context) -> dict[str, str]:
     return carrier
 
 
-def response_value(context: Context) -> str:
-    """Return the value of RESPONSE_HEADER for a client; empty if the context has no trace."""
-    return inject(context).get("traceparent", "") if exporting() else ""
+def response_value(context: Context) -> str | None:
+    """Return the value of RESPONSE_HEADER for a client; None if the context has no trace."""
+    return inject(context).get("traceparent") if exporting() else None
 
 
 def extract(carrier: Mapping[str, str]) -> Context:
@@ -237,10 +237,10 @@ def extract(carrier: Mapping[str, str]) -> Context:
     return _PROPAGATOR.extract(dict(carrier), Context()) if carrier else Context()
 
 
-def trace_id(context: Context) -> str:
-    """32 hex digits for logs and error messages; empty if the context has no trace."""
+def trace_id(context: Context) -> str | None:
+    """32 hex digits for logs and error messages; None if the context has no trace."""
     found = trace.get_current_span(context).get_span_context()
-    return f"{found.trace_id:032x}" if found.is_valid else ""
+    return f"{found.trace_id:032x}" if found.is_valid else None
 
 
 def _status(standard: Mapping[str, Attribute]) -> trace.Status:

@@ -22,12 +22,13 @@ async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
     The first success is logged with the time that it took: a worker that is found late was either
     ready late, or registered late. Raises ConfigError for a record that no registry would take."""
     clock = asyncio.get_running_loop().time
-    begun_s, logged, registered = clock(), "", False
+    begun_s, registered = clock(), False
+    logged: str | None = None
     while True:
         announcing = registry.announce(record)
         while not await waits.done_within(announcing, ANSWER_S):
             logged = _log_failure(hung(ANSWER_S), logged)
-        why, pause_s = "", ANNOUNCE_INTERVAL_S
+        why, pause_s = None, ANNOUNCE_INTERVAL_S
         try:
             announcing.result()
         except RegistryUnavailable:  # its client has logged it
@@ -44,9 +45,9 @@ async def announce(registry: RegistryClient, record: WorkerRecord) -> None:
         await asyncio.sleep(pause_s)
 
 
-def _log_failure(why: str, logged: str) -> str:
+def _log_failure(why: str | None, logged: str | None) -> str | None:
     """Log why the worker is not announced, once for each reason; return the reason."""
-    if why and why != logged:
+    if why is not None and why != logged:
         log.error("worker not announced", reason=why)
     return why
 

@@ -14,7 +14,7 @@ from opentelemetry.context import Context
 
 from baton.engine.scheduling.batch import Drawn
 from baton.proto import worker_pb2
-from baton.router.answers.request_handler import RequestServices, Usage
+from baton.router.answers.request_handler import Arrival, RequestServices, Usage
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import BatonError
@@ -147,7 +147,8 @@ async def _serve(router: RouterProcess, history: History) -> None:
     ask = history.ask
     deadline_s = asyncio.get_running_loop().time() + ask.deadline_s
     serving = RequestServices(router.dispatcher, router.admission, TOKENIZER)
-    view = ClientView(serving, ask.request(), history.request_id, 0.0, Context(), deadline_s)
+    arrival = Arrival(0.0, deadline_s, Context())
+    view = ClientView(serving, ask.request(), history.request_id, arrival)
     await view.begin()
     active_request = view.begun()
     try:

@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.deploy.processes import admin, admin_protocol, audit_limiter
-from baton.deploy.processes.admin import AdminServer
+from baton.deploy.processes import admin, admin_protocol
+from baton.deploy.processes.admin import AdminServer, Audit
 from baton.deploy.processes.admin_protocol import AdminHttpProtocol
-from baton.deploy.processes.audit_limiter import Audit
 from baton.runtime import metrics
 from baton.runtime.errors import ConfigError
 from tests.support.json_values import JsonObject
@@ -205,7 +204,7 @@ class Books:
 async def test_the_pool_is_checked_once_a_second_for_all_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(audit_limiter, "CHECK_INTERVAL_S", 60.0)
+    monkeypatch.setattr(admin, "CHECK_INTERVAL_S", 60.0)
     books = Books()
     async with serving(books) as address:
         answers = await asyncio.gather(*(get(address, "/audit") for _ in range(40)))

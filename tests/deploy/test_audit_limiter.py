@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from baton.deploy.processes.audit_limiter import CHECK_INTERVAL_S, CHECK_SHARE, AuditLimiter
+from baton.deploy.processes.admin import CHECK_INTERVAL_S, CHECK_SHARE, AuditLimiter
 from tests.support.json_values import JsonObject
 
 

@@ -108,7 +108,7 @@ async def test_times_are_exactly_those_at_which_bytes_were_read() -> None:
         connection.data_received(data % length if b"%d" in data else data)
     await exchange
     reader.finish(clock.now_s)
-    assert (transport.written, connection.reusable, found.error) == (b"POST", True, "")
+    assert (transport.written, connection.reusable, found.error) == (b"POST", True, None)
     assert (found.ttft_s, found.e2e_s) == (1.5, 4.5)
     assert list(found.gaps_s) == [0.125, 0.0, 1.875]
     assert (found.prompt_tokens, found.output_tokens) == (9, 4)
@@ -144,10 +144,10 @@ def whole(body: bytes, head: bytes = HEAD) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "closed", "error", "words"),
     [
-        (whole(TEXT + FINISH), False, "", ""),
-        (whole(TEXT + b"data: [DONE]\n\n"), False, "", ""),
-        (HEAD + b"\r\n" + TEXT + FINISH, True, "", ""),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" + whole(TEXT + FINISH), False, "", ""),
+        (whole(TEXT + FINISH), False, None, ""),
+        (whole(TEXT + b"data: [DONE]\n\n"), False, None, ""),
+        (HEAD + b"\r\n" + TEXT + FINISH, True, None, ""),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + whole(TEXT + FINISH), False, None, ""),
         (whole(TEXT), False, "broken", "without a finish reason"),
         (HEAD + b"\r\n" + TEXT, True, "broken", "without a finish reason"),
         (HEAD + b"Content-Length: 9999\r\n\r\n" + TEXT, True, "broken", "closed the connection"),
@@ -167,7 +167,7 @@ def whole(body: bytes, head: bytes = HEAD) -> bytes:
     ],
 )  # fmt: skip
 async def test_each_kind_of_answer_is_named(
-    answer: bytes, closed: bool, error: str, words: str
+    answer: bytes, closed: bool, error: str | None, words: str
 ) -> None:
     _, found = await answered(answer, closed=closed)
     assert found.error == error and words in found.message
@@ -221,7 +221,7 @@ async def test_a_request_on_a_stale_connection_is_sent_once_more() -> None:
         reader = AnswerReader(found, stream=True)
         await client.post("/", b"{}", reader)
         reader.finish(0.0)
-        assert found.error == ""
+        assert found.error is None
     assert connections == [2, 2, 1]
     client.close()
     await ended.wait()
@@ -231,20 +231,20 @@ async def test_a_request_on_a_stale_connection_is_sent_once_more() -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b'{"choices":[{"message":{}}],"usage":{"prompt_tokens":3,"completion_tokens":5}}', ""),
+        (b'{"choices":[{"message":{}}],"usage":{"prompt_tokens":3,"completion_tokens":5}}', None),
         (b'{"choices":[]}', "malformed"),
         (b"[]", "malformed"),
         (b"<html>", "malformed"),
     ],
 )
-def test_a_whole_answer_has_its_usage_and_no_first_token(body: bytes, error: str) -> None:
+def test_a_whole_answer_has_its_usage_and_no_first_token(body: bytes, error: str | None) -> None:
     found = measurement()
     reader = AnswerReader(found, stream=False)
     reader.head(200, {b"content-type": b"application/json"})
     reader.body(body, 101.0)
     reader.finish(102.0)
     assert (found.error, found.chunks, found.e2e_s) == (error, 0, 2.0)
-    assert found.output_tokens == (5 if not error else None)
+    assert found.output_tokens == (5 if error is None else None)
 
 
 # -- addresses --------------------------------------------------------------------------------

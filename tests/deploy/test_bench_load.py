@@ -217,7 +217,12 @@ def test_poisson_arrivals_have_their_rate_and_begin_at_once() -> None:
 
 
 def measured(
-    intended_s: float, ttft_s: float, gaps_s: list[float], *, warm_up: bool = False, error: str = ""
+    intended_s: float,
+    ttft_s: float,
+    gaps_s: list[float],
+    *,
+    warm_up: bool = False,
+    error: str | None = None,
 ) -> Measurement:
     found = Measurement(TraceRequest(0.0, 100, len(gaps_s) + 1), warm_up, intended_s)
     found.sent_s = intended_s + 0.001

@@ -22,7 +22,7 @@ def test_missing_workers_are_made_where_they_run_already() -> None:
     scene = DriverScene(order("prefill-0"), order("decode-0"), hosts={"decode-0": "10.0.0.2"})
     scene.fleet.room = {"10.0.0.2": {"CPU": 1.0}}
     scene.turns(scene.driver, 3)
-    assert scene.fleet.made == [("decode-0", "10.0.0.2"), ("prefill-0", "")]
+    assert scene.fleet.made == [("decode-0", "10.0.0.2"), ("prefill-0", None)]
     assert scene.driver.ready() == ["decode-0", "prefill-0"]
     assert scene.driver.waiting() == {}
 
@@ -264,7 +264,7 @@ def test_a_worker_s_progress_is_that_of_its_report() -> None:
         for _ in range(3):
             found = progress_of(scene, **half)
     assert found == WorkerProgress("decode-0", "10.0.0.1", "loading weights: 50 %", log="a line")
-    loading = [each["progress"] for each in logs if each["event"] == "worker loading"]
+    loading = [each["progress"] for each in logs if each["event"] == "worker progress reported"]
     assert loading == ["loading weights: 50 %"]
     assert scene.driver.waiting() == {"decode-0": "loading weights: 50 % on 10.0.0.1"}
     found = progress_of(scene, boot_id="b", address="10.0.0.1:9", memory="2 GB", progress="")

@@ -21,11 +21,11 @@ def test_a_pod_without_a_worker_is_chosen_by_what_it_costs() -> None:
     ]
     order = []
     while len(pods) > 2:
-        order.append(leaving_pod(group, pods, "", {"10.0.0.1"}, len(pods) - 2))
+        order.append(leaving_pod(group, pods, None, {"10.0.0.1"}, len(pods) - 2))
         pods = [each for each in pods if each.name != order[-1]]
     assert order == ["ends", "waits", "new", "old"]
     with pytest.raises(BatonError, match="each pod of the group worker has a registered worker"):
-        leaving_pod(group, pods, "", {"10.0.0.1"}, 0)
+        leaving_pod(group, pods, None, {"10.0.0.1"}, 0)
     with pytest.raises(BatonError, match="runs at 10.0.0.7, where the group worker has no pod"):
         leaving_pod(group, pods, "10.0.0.7", set(), 0)
-    assert leaving_pod(group, pods, "10.0.0.1", set(), 1) == ""
+    assert leaving_pod(group, pods, "10.0.0.1", set(), 1) is None

@@ -24,7 +24,9 @@ def fleet_on(rooms: Rooms, names: list[str], *, pack: bool) -> list[str]:
     """Return the nodes of a whole fleet, each worker placed beside those before it."""
     placed: list[tuple[WorkerOrder, str]] = []
     for name in names:
-        placed.append((order(name), chosen_node(order(name), rooms, placed, pack=pack)))
+        node = chosen_node(order(name), rooms, placed, pack=pack)
+        assert node is not None
+        placed.append((order(name), node))
     return [host for _, host in placed]
 
 
@@ -37,12 +39,12 @@ def fleet_on(rooms: Rooms, names: list[str], *, pack: bool) -> list[str]:
         ([("prefill-0", A)], {A: {"CPU": 9.0}, B: {"CPU": 9.0}}, B),
         ([("decode-0", A)], {A: {"CPU": 9.0}, B: {"CPU": 0.5}}, A),
         ([("decode-0", A)], {A: {"CPU": 9.0}, B: {"GPU": 8.0}}, A),
-        ([("decode-0", A)], {A: {"CPU": 1.0}, B: {}}, ""),
+        ([("decode-0", A)], {A: {"CPU": 1.0}, B: {}}, None),
         ([("decode-0", "10.0.0.9")], {A: {"CPU": 1.0}}, A),
     ],
 )
 def test_the_node_with_room_and_the_fewest_of_its_role_is_chosen(
-    placed: list[tuple[str, str]], rooms: Rooms, expected: str
+    placed: list[tuple[str, str]], rooms: Rooms, expected: str | None
 ) -> None:
     there = [(order(name), host) for name, host in placed]
     assert chosen_node(NEW, rooms, there, pack=False) == expected

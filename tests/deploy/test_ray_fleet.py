@@ -148,7 +148,7 @@ def fleet_of(ray: ScriptedRay) -> RayFleet:
 
 def test_actor_and_group_outlive_their_driver_and_their_node() -> None:
     ray = ScriptedRay()
-    fleet_of(ray).make(replace(ORDER, ranks=2), "")
+    fleet_of(ray).make(replace(ORDER, ranks=2), None)
     (options,) = ray.options
     group, index = options.pop("scheduling_strategy")
     assert options == {
@@ -176,9 +176,9 @@ def test_ray_does_not_advise_against_the_group_of_an_actor() -> None:
 
 @pytest.mark.parametrize(
     ("host", "node"),
-    [("", None), ("10.0.0.2", "n2"), ("10.0.0.1", None), ("10.0.0.9", None)],  # n1 is lost
+    [(None, None), ("10.0.0.2", "n2"), ("10.0.0.1", None), ("10.0.0.9", None)],  # n1 is lost
 )
-def test_a_group_is_made_on_the_chosen_node(host: str, node: str | None) -> None:
+def test_a_group_is_made_on_the_chosen_node(host: str | None, node: str | None) -> None:
     ray = ScriptedRay()
     fleet_of(ray).make(ORDER, host)
     assert ray.groups[0].target == node
@@ -187,29 +187,29 @@ def test_a_group_is_made_on_the_chosen_node(host: str, node: str | None) -> None
 def test_a_group_that_lost_its_actor_is_used_again() -> None:
     """It holds the room in which the worker may run still; that of another size is replaced."""
     ray = ScriptedRay()
-    fleet_of(ray).make(ORDER, "")
+    fleet_of(ray).make(ORDER, None)
     fleet_of(ray).make(ORDER, "10.0.0.2")
     assert len(ray.groups) == 1 and ray.options[1]["scheduling_strategy"] == (ray.groups[0], 0)
-    fleet_of(ray).make(replace(ORDER, cpus=3.0), "")
+    fleet_of(ray).make(replace(ORDER, cpus=3.0), None)
     assert [each.state for each in ray.groups] == ["REMOVED", "CREATED"]
 
 
 def test_a_group_that_another_driver_makes_is_no_bug() -> None:
     ray = ScriptedRay()
-    fleet_of(ray).make(ORDER, "")
+    fleet_of(ray).make(ORDER, None)
 
     def none_yet(name: str) -> Group:
         raise ValueError(f"there is no {name}")
 
     ray.util.get_placement_group = none_yet
     with pytest.raises(Unavailable, match="no placement group baton-prod/decode-0: the name is"):
-        fleet_of(ray).make(ORDER, "")
+        fleet_of(ray).make(ORDER, None)
 
 
 def test_a_removed_worker_leaves_no_group() -> None:
     ray = ScriptedRay()
     fleet = fleet_of(ray)
-    fleet.make(ORDER, "")
+    fleet.make(ORDER, None)
     fleet.remove("decode-0")
     assert ray.killed == ["decode-0"] and ray.living() == []
     fleet.remove("decode-0")  # an actor of an earlier version has none
@@ -219,8 +219,8 @@ def test_groups_that_lost_their_actor_are_swept() -> None:
     ray = ScriptedRay()
     fleet = fleet_of(ray)
     for name in ("decode-0", "decode-1", "decode-2"):
-        fleet.make(replace(ORDER, worker_id=name), "")
-    RayFleet(ray, "other").make(ORDER, "")
+        fleet.make(replace(ORDER, worker_id=name), None)
+    RayFleet(ray, "other").make(ORDER, None)
     ray.named = ["decode-0"]  # the others are lost without this driver
     fleet.names()
     fleet.sweep({"decode-1"})
@@ -252,7 +252,7 @@ def test_actors_of_an_earlier_driver_are_found_by_name() -> None:
 def test_a_silent_actor_is_asked_once_and_heard_later() -> None:
     ray = ScriptedRay()
     fleet = fleet_of(ray)
-    fleet.make(ORDER, "")
+    fleet.make(ORDER, None)
     fleet.make(replace(ORDER, worker_id="decode-1"), "")
     report = WorkerReport(ORDER, "10.0.0.2")
     ray.answering = {"decode-0": report}

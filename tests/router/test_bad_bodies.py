@@ -142,7 +142,7 @@ async def test_a_bug_is_logged_without_the_text_of_the_client(
         with capture_logs() as reported:
             reply = await running.http.post("/detokenize", json={"tokens": [1]})
         assert reply.status_code == 500 and check_error(reply)["code"] == "internal_error"
-    (event,) = [event for event in reported if event["event"] == "unexpected error"]
+    (event,) = [event for event in reported if event["event"] == "internal error raised"]
     assert event["error"].startswith(f"UnicodeEncodeError at {__file__}:")
     assert "secret" not in str(event)
 

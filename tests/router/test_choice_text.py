@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.proto import worker_pb2
 from baton.router.answers.choice_text import ChoiceDelta, ChoiceText, TokenLogprob
 from baton.router.answers.request_handler import Usage
 from baton.router.client_access.error_body import error_body
 from baton.router.dispatch.active_request import Finish, OutputToken
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_answer import ChatRenderer, CompletionRenderer, ResponseHead
+from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.call_form import CallableTools
 from baton.router.text.call_forms import FORMS
 from baton.router.text.tool_calls import ParsedCall
 from baton.runtime import errors
 
 END = 0
+REQUEST = ValidatedRequest((), worker_pb2.Sampling(), max_tokens=9)
 HEADING = ResponseHead("id-1", 123, "tiny", include_usage=True)
 USAGE = Usage(prompt=5, completion=2, cached=3, accepted=1, rejected=4)
 
@@ -49,7 +53,7 @@ def tokens(text: str, finish: Finish = "length") -> list[OutputToken]:
 
 
 def choice(*stops: str, stop_tokens: tuple[int, ...] = ()) -> ChoiceText:
-    return ChoiceText(0, Letters(), stops, frozenset(stop_tokens))
+    return ChoiceText(replace(REQUEST, stops=stops, stop_token_ids=stop_tokens), 0, Letters())
 
 
 def test_text_comes_with_its_end() -> None:
@@ -134,7 +138,7 @@ class Signs(Letters):
 
 def calling_choice(*stops: str, parallel: bool = True) -> ChoiceText:
     may_call = CallableTools(FORMS["hermes"], frozenset({"f"}), parallel)
-    return ChoiceText(0, Signs(), stops, frozenset(), may_call)
+    return ChoiceText(replace(REQUEST, stops=stops, calling=may_call), 0, Signs())
 
 
 def signs(text: str, finish: Finish) -> list[OutputToken]:

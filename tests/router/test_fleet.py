@@ -217,7 +217,7 @@ async def test_a_fleet_of_unlike_decode_workers_is_logged_once(
         await eventually(lambda: len(scene.names()) == 5)
         await asyncio.sleep(0.1)
     warnings = [line for line in reported if line["log_level"] == "warning"]
-    assert all(line["event"] == "decode workers differ" for line in warnings)
+    assert all(line["event"] == "decode workers mismatched" for line in warnings)
     assert warnings[-1]["workers"] == {
         "f d": ["decode-0", "decode-1"],
         "g d": ["decode-2"],

@@ -184,6 +184,6 @@ async def test_a_bug_before_the_answer_is_logged_and_not_shown(
             error = await refused(stub.Generate(asked, metadata=metadata))
         assert error.code() is CODE.INTERNAL and "secret" not in str(error)
         assert dict(error.trailing_metadata())["x-error-code"] == "internal_error"
-        (event,) = [event for event in reported if event["event"] == "unexpected error"]
+        (event,) = [event for event in reported if event["event"] == "internal error raised"]
         assert event["error"].startswith("RuntimeError at ") and "secret" not in event["error"]
         assert __file__ in event["error"]

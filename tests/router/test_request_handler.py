@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from baton.proto import worker_pb2
 from baton.router.answers import request_handler
-from baton.router.answers.request_handler import RequestHandler, RequestServices
+from baton.router.answers.request_handler import Arrival, RequestHandler, RequestServices
 from baton.router.requests.admission import Admission
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.router.text.tokenizer import HfTokenizer
@@ -44,7 +44,7 @@ async def test_the_time_between_tokens_is_that_of_one_choice(
     tokenizer = HfTokenizer(model_folder / "tokenizer.json")
     serving = RequestServices(scene.dispatcher, cast(Admission, None), tokenizer)
     deadline_s = asyncio.get_running_loop().time() + 3600
-    made = RequestHandler(serving, request, "r", 99.0, Context(), deadline_s)
+    made = RequestHandler(serving, request, "r", Arrival(99.0, deadline_s, Context()))
     await made.begin()
     for at_s, *outputs in (
         (101.0, output(0, choice=0)),

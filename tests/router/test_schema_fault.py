@@ -46,5 +46,5 @@ def test_fault_is_found_behind_valid_keywords(
 
 
 def test_error_that_names_no_keyword_has_no_place() -> None:
-    assert place_of_fault({"multipleOf": 0}, "invalid multiple of") == ""
-    assert place_of_fault({"type": "string"}, "Invalid type: strin") == ""
+    assert place_of_fault({"multipleOf": 0}, "invalid multiple of") is None
+    assert place_of_fault({"type": "string"}, "Invalid type: strin") is None

@@ -187,7 +187,9 @@ async def test_a_model_without_template_refuses_chats() -> None:
 
 async def test_the_parser_learns_which_tools_may_be_called() -> None:
     template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + TEMPLATE
-    made = Validator("m", ByteTokenizer(), ChatTemplate(template, {}), frozenset(), 4, "mistral")
+    made = Validator(
+        "m", ByteTokenizer(), ChatTemplate(template, {}), frozenset(), 4, tool_calls="mistral"
+    )
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 

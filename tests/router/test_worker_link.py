@@ -141,7 +141,7 @@ async def test_a_worker_that_cannot_be_linked_is_logged_once() -> None:
         await far.close()
         await asyncio.sleep(20)
     events = [each["event"] for each in logs]
-    assert events == ["worker not linked", "link up", "link lost", "worker not linked"]
+    assert events == ["worker not linked", "worker linked", "link lost", "worker not linked"]
 
 
 @on_virtual_time

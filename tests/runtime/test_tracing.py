@@ -108,12 +108,12 @@ def test_without_an_endpoint_and_a_parent_there_is_no_trace() -> None:
     with tracing.span("request") as request:
         pass
     assert tracing.inject(request) == {}
-    assert tracing.trace_id(request) == ""
+    assert tracing.trace_id(request) is None
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "00-zz-1-01", "00-" + "0" * 32 + "-1-01"])
 def test_malformed_headers_give_an_empty_context(header: str) -> None:
-    assert tracing.trace_id(tracing.extract({"traceparent": header})) == ""
+    assert tracing.trace_id(tracing.extract({"traceparent": header})) is None
 
 
 def test_a_refused_endpoint_delays_and_breaks_nothing() -> None:

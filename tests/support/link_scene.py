@@ -105,7 +105,14 @@ class LinkScene:
         self.unplaced = UnplacedRequests()
         record = WorkerRecord(worker_id, BOOT.hex(), "decode", "h:1", "", "m", 1)
         self.link = WorkerLink(
-            record, self.dialer, self.index, self.notes, config, b"r" * 16, 300, self.unplaced
+            record,
+            self.dialer,
+            self.notes,
+            config,
+            index=self.index,
+            router_boot_id=b"r" * 16,
+            vocab_size=300,
+            unplaced=self.unplaced,
         )
         self.task = asyncio.create_task(self.link.run())
 

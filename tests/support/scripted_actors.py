@@ -15,7 +15,7 @@ class ScriptedActors:
 
     def __init__(self) -> None:
         self.reports: dict[str, WorkerReport] = {}
-        self.made: list[tuple[str, str]] = []
+        self.made: list[tuple[str, str | None]] = []
         self.room: dict[str, dict[str, float]] = {}
         self.ended: list[str] = []
         self.removed: list[str] = []
@@ -40,7 +40,7 @@ class ScriptedActors:
     def rooms(self) -> dict[str, dict[str, float]]:
         return self.room
 
-    def make(self, order: WorkerOrder, host: str) -> None:
+    def make(self, order: WorkerOrder, host: str | None) -> None:
         self.made.append((order.worker_id, host))
         boot_id, node = f"boot-{len(self.made)}", host or "10.0.0.1"
         self.reports[order.worker_id] = WorkerReport(order, node, "running", 1, boot_id)

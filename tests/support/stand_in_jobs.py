@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
-from baton.deploy.cli.demo import demo
+from baton.deploy.cli.serve_commands import demo
 from baton.deploy.host import gpus
 from baton.deploy.host.fleet_progress import WorkerProgress, write_fleet_progress
 from baton.deploy.host.instance import write_private
