@@ -110,7 +110,7 @@ def test_a_hub_id_is_printed_before_it_is_fetched(
     events: list[object] = []
 
     def fetch(
-        hub_id: str, stopped: Callable[[], bool], revision: str, files: Sequence[str]
+        hub_id: str, stopped: Callable[[], bool], revision: str | None, files: Sequence[str]
     ) -> Path | None:
         assert files is hub.FILES
         events.append((hub_id, revision))
@@ -119,7 +119,7 @@ def test_a_hub_id_is_printed_before_it_is_fetched(
     monkeypatch.setattr(hub, "fetch", fetch)
     found = find_model("owner/name", events.append)
     assert found is not None and (found.folder, found.name) == (tmp_path, "owner/name")
-    assert events == ["fetching owner/name from the hub", ("owner/name", "")]
+    assert events == ["fetching owner/name from the hub", ("owner/name", None)]
     assert find_model("owner/name", events.append, lambda: True) is None
     pinned = find_model("owner/name@refs/pr/1", events.append)
     assert pinned is not None and pinned.name == "owner/name"  # clients name no revision

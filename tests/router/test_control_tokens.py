@@ -119,7 +119,13 @@ class Chat:
         self.tokenizer = HfTokenizer(folder / "tokenizer.json")
         self.template = ChatTemplate(source, {})
         self.validator = Validator(
-            "m", self.tokenizer, self.template, frozenset(), 4, "none", control_tokens=setting
+            "m",
+            self.tokenizer,
+            self.template,
+            frozenset(),
+            4,
+            tool_calls="none",
+            control_tokens=setting,
         )
 
     async def tokens(self, *messages: Json, **fields: Json) -> list[int]:
