@@ -58,6 +58,7 @@ HOSTS = (  # in this order, on processes around a Redis server
     "baton drain decode-0 --registry rediss://redis.example:6379/0 --config SETTINGS",
 )
 NAME = re.compile(r"baton [a-z]+( [a-z]+)?")  # alone: a mention; tests/test_docs.py knows it
+OPERATOR = "the KubeRay operator"
 PODS = "needs pods; tests/helm/test_running_release.py runs it"
 CONTROLLER = "needs a release with a controller; no test types it in pods"
 RAY_PODS = "needs pods of KubeRay; no test types it"
@@ -97,8 +98,8 @@ NOT_HERE = {
     "kubectl delete pod -l app.kubernetes.io/instance=RELEASE": PODS,
     "kubectl delete pod": PODS,
     "kubectl get hpa": "an autoscaler and an adapter that serves custom metrics",
-    "kubectl get raycluster": "the KubeRay operator",
-    "kubectl delete pod -l ray.io/group=prefill": "the KubeRay operator",
+    "kubectl get raycluster": OPERATOR,
+    "kubectl delete pod -l ray.io/cluster=RELEASE-baton-ray,ray.io/group=prefill": OPERATOR,
     "kubectl exec POD -- ls /dev/infiniband": PODS,
     "kubectl exec POD -- grep Max.locked /proc/self/limits": PODS,
     "kubectl exec POD -- env UCX_TLS=rc,cuda_copy baton doctor": PODS,

@@ -104,6 +104,16 @@ def test_a_text_of_a_wrong_form_is_named_with_its_form() -> None:
     )
 
 
+def test_a_collector_may_have_an_ipv6_address() -> None:
+    render(merged(DEMO, nested("monitoring.otlpEndpoint", "https://[fd00::5]:4317")))
+    assert refusal(nested("monitoring.otlpEndpoint", "https://fd00::5:4317")).startswith("monitor")
+
+
+def test_a_port_of_the_api_out_of_bounds_is_named() -> None:
+    found = refusal({"networkPolicy": {"apiPorts": [443, 0]}})
+    assert found.startswith("networkPolicy.apiPorts has 0; give numbers from 1 to 65535")
+
+
 def test_a_password_in_the_url_of_redis_is_not_shown() -> None:
     found = refusal({"redis": {"enabled": False, "url": "redis://:hunter2@r"}})
     assert found.startswith("redis.url has another form; give rediss://") and "hunter2" not in found

@@ -145,6 +145,20 @@ def test_the_fleet_s_metrics_are_scraped_at_its_port() -> None:
     assert any(namespace in each["from"] and each["ports"] == [admin] for each in ingress)
 
 
+def test_workers_find_a_head_that_is_not_ready(release: Release) -> None:
+    """It is not before they have joined. KubeRay keeps what a given Service says."""
+    service = cluster_of(release)["headGroupSpec"]["headService"]
+    assert service == {"spec": {"clusterIP": "None", "publishNotReadyAddresses": True}}
+
+
+def test_the_head_s_certificate_is_of_the_clusters_zone() -> None:
+    zone = {"kuberay": {"clusterDomain": "k8s.example"}}
+    for values, expected in (({}, "cluster.local"), (zone, "k8s.example")):
+        cluster = cluster_of(render(merged(example("single-node-8gpu"), KUBERAY, values)))
+        head = cluster["headGroupSpec"]["template"]["spec"]["initContainers"]
+        assert f"chat-baton-ray-head-svc.llm.svc.{expected}" in str(head)
+
+
 def test_secrets_come_from_the_pods_alone(release: Release) -> None:
     worker = group(release, "decode")["template"]["spec"]["containers"][0]
     references = {

@@ -155,6 +155,15 @@ def test_a_controller_that_resizes_reaches_the_api() -> None:
         assert opened - {53} == ports
 
 
+def test_the_api_is_reached_at_the_ports_that_are_given() -> None:
+    """As a policy sees them, behind the API's Service: those of MicroK8s here."""
+    found = resized(networkPolicy={"apiPorts": [16443]})
+    for name in ("controller", "secrets"):
+        rules = found.named("NetworkPolicy", name)["spec"]["egress"]
+        opened = {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]}
+        assert opened - {53} == {16443}
+
+
 def reached(policy: Document) -> set[str]:
     """Return the components that a policy lets its pods call."""
     return {

@@ -139,11 +139,17 @@
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parent.name) -}}
 {{- include "baton.fail" (list $ "httpRoute.enabled without httpRoute.parent.name; name the Gateway") -}}
 {{- end -}}
+{{- range .Values.networkPolicy.apiPorts -}}
+{{- if or (lt (int .) 1) (gt (int .) 65535) -}}
+{{- include "baton.fail" (list $ (printf "networkPolicy.apiPorts has %v; give numbers from 1 to 65535" .)) -}}
+{{- end -}}
+{{- end -}}
 {{- $scaling := .Values.autoscaling -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $partition := get (get $.Values $role) "partition" | int -}}
 {{- if and $partition (eq $.Values.orchestrator "kuberay") -}}
-{{- include "baton.fail" (list $ (printf "%s.partition is %d, but orchestrator is kuberay, where an upgrade replaces no pod; set it to 0: `baton release replace` takes the roles in turn" $role $partition)) -}}
+{{- $turns := ternary "pods" "the roles in turn" (eq $scaling.mode "baton") -}}
+{{- include "baton.fail" (list $ (printf "%s.partition is %d, but orchestrator is kuberay, where an upgrade replaces no pod; set it to 0: `baton release replace` takes %s" $role $partition $turns)) -}}
 {{- else if and $partition (eq $scaling.mode "baton") -}}
 {{- include "baton.fail" (list $ (printf "%s.partition is %d, but autoscaling.mode is baton, where both roles are one StatefulSet; set it to 0" $role $partition)) -}}
 {{- end -}}
