@@ -112,6 +112,9 @@ def test_a_collector_may_have_an_ipv6_address() -> None:
 def test_a_port_of_the_api_out_of_bounds_is_named() -> None:
     found = refusal({"networkPolicy": {"apiPorts": [443, 0]}})
     assert found.startswith("networkPolicy.apiPorts has 0; give numbers from 1 to 65535")
+    for none in ([], None):  # Kubernetes takes no ports for all
+        found = refusal({"networkPolicy": {"apiPorts": none}})
+        assert found.startswith("networkPolicy.apiPorts is empty, which would open every port")
 
 
 def test_a_password_in_the_url_of_redis_is_not_shown() -> None:

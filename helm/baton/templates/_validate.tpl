@@ -139,6 +139,9 @@
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parent.name) -}}
 {{- include "baton.fail" (list $ "httpRoute.enabled without httpRoute.parent.name; name the Gateway") -}}
 {{- end -}}
+{{- if not .Values.networkPolicy.apiPorts -}}
+{{- include "baton.fail" (list $ "networkPolicy.apiPorts is empty, which would open every port to the controller; give those of the API server, such as 443") -}}
+{{- end -}}
 {{- range .Values.networkPolicy.apiPorts -}}
 {{- if or (lt (int .) 1) (gt (int .) 65535) -}}
 {{- include "baton.fail" (list $ (printf "networkPolicy.apiPorts has %v; give numbers from 1 to 65535" .)) -}}
