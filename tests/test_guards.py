@@ -87,7 +87,7 @@ NARROWING = {
     ): "`check` has refused the message, else",
 }
 
-# Names that hold what nobody may guess bit by bit; in files that handle secrets, other names too.
+# Names of what no caller may guess bit by bit; in files that handle secrets, other names too.
 SECRET = {"secret", "proof", "digest", "digests", "password", "bearer", "authorization"}
 SECRET_THERE = {"token", "key", "keys", "given", "known"}
 HANDLES_SECRETS = (

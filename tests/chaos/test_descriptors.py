@@ -79,8 +79,8 @@ def router(tmp_path: Path) -> Iterator[OneRouter]:
 
 
 def stage_of(cluster: OneRouter) -> Stage:
-    nobody = cast(Clients, None)  # this fault asks no client for anything
-    return Stage(cast(Cluster, cluster), clients=nobody, asks=(), longs=(), hold_s=4.0)
+    no_clients = cast(Clients, None)  # this fault asks no client for anything
+    return Stage(cast(Cluster, cluster), clients=no_clients, asks=(), longs=(), hold_s=4.0)
 
 
 async def test_new_connections_fail_while_open_ones_continue(

@@ -20,7 +20,7 @@ ASK = Ask(0, "a river", 4)
 TOKENS = ["a", "ü", "\ufffd", "d"]
 RIGHT = {0: Answer({0: Choice(TOKENS, [-0.5] * 4, "", "length")}, (3, 4))}
 SAID = (("x-request-id", "req-1"),)
-NOWHERE = "http://127.0.0.1:9"  # nobody answers by HTTP
+NOWHERE = "http://127.0.0.1:9"  # no server answers by HTTP
 
 Abort = tuple[grpc.StatusCode, tuple[tuple[str, str], ...]]
 

@@ -51,8 +51,8 @@ class OneWorker:
 
 
 def stage_of(cluster: OneWorker) -> Stage:
-    nobody = cast(Clients, None)  # this fault asks no client for anything
-    return Stage(cast(Cluster, cluster), clients=nobody, asks=(), longs=(), hold_s=0.0)
+    no_clients = cast(Clients, None)  # this fault asks no client for anything
+    return Stage(cast(Cluster, cluster), clients=no_clients, asks=(), longs=(), hold_s=0.0)
 
 
 async def test_there_and_back_in_one_process_with_one_load(tmp_path: Path) -> None:

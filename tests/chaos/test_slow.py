@@ -65,8 +65,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stage_of(cluster: Worker) -> Stage:
     made: Any = cluster
-    nobody: Any = None
-    return Stage(cluster=made, clients=nobody, asks=(), longs=(), hold_s=0.05)
+    no_clients: Any = None
+    return Stage(cluster=made, clients=no_clients, asks=(), longs=(), hold_s=0.05)
 
 
 async def test_a_worker_is_paused_in_turns_and_reported_with_circuits() -> None:

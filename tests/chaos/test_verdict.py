@@ -133,7 +133,7 @@ def test_blocks_that_are_left_break_it() -> None:
 
 def test_too_little_load_makes_it_void() -> None:
     assert "too little load" in verdict(short(LEAST_BEFORE - 1)).void
-    assert judge("x", 0, short(9), MOMENTS, {}, redundant=True).void  # nobody was under way
+    assert judge("x", 0, short(9), MOMENTS, {}, redundant=True).void  # no request was under way
 
 
 def test_requests_are_counted_by_outcome_and_retries_apart() -> None:

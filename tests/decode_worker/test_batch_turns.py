@@ -25,7 +25,7 @@ def test_requests_that_are_alone_share_no_step_and_take_turns() -> None:
     bench.end(requests[0])
     bench.end(requests[2])
     found = [{s.request for s in bench.step().decoding} for _ in range(4)]
-    assert found == [{requests[3]}, {requests[1]}] * 2  # nobody else waits for a step
+    assert found == [{requests[3]}, {requests[1]}] * 2  # no other request waits for a step
     for request in requests:
         bench.end(request)
     bench.pool.check()

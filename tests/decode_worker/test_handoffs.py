@@ -317,7 +317,7 @@ async def test_the_router_learns_of_each_candidate_after_the_first(bench: Bench)
         (second, []),
         (b"", [second]),
         (first, [second]),
-        (b"", [second, first]),  # nobody: it is computed here
+        (b"", [second, first]),  # no worker: it is computed here
     ]
     assert (await bench.run()).asked == []
 

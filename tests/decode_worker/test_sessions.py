@@ -99,7 +99,7 @@ async def test_only_this_attempts_acknowledgement_forgets_outputs() -> None:
     session.receive(submit("a", attempt=2, choices=2))
     for choice in (0, 1):
         work.token("a", 0, attempt=2, choice=choice)
-    session.receive(confirmed(resume("a", 1, attempt=1), resume("nobody", 1)))
+    session.receive(confirmed(resume("a", 1, attempt=1), resume("absent", 1)))
     assert work.kept("a") == [0, 0]
     session.receive(confirmed(resume("a", 0, attempt=2)))  # nothing of choice 1 is waited for
     assert work.kept("a") == [0] and work.cancelled == []

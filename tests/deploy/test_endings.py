@@ -89,7 +89,7 @@ def test_a_child_that_is_deaf_to_haste_too_is_killed(
 
 def test_one_job_ends_while_the_others_go_on(instance: Instance, start: Start) -> None:
     pids = {name: start(python_job(name, IDLE)).pid for name in ("a", "b")}
-    instance.end_job("nobody")
+    instance.end_job("absent")
     instance.end_job("a")
     assert not alive(pids["a"]) and alive(pids["b"])
     found = [read_status(instance.folder, name) for name in pids]

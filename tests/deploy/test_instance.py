@@ -95,7 +95,7 @@ def test_a_dead_instances_supervisors_are_waited_for(monkeypatch: pytest.MonkeyP
     assert holder.stdout is not None
     holder.stdout.readline()
     began = time.monotonic()
-    assert Instance.claim("port-1", lambda: True) is None  # stopped meanwhile
+    assert Instance.claim("port-1", lambda: True) is None  # stopped while it waited
     assert time.monotonic() - began < 10
     monkeypatch.setattr(instances, "STOP_DEADLINE_S", 0.1)
     with pytest.raises(ConfigError, match="still run or serve open requests"):

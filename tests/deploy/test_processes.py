@@ -17,7 +17,7 @@ from baton.deploy.host.instance import Instance, JobState, JobStatus, live_insta
 from baton.runtime import registry_client
 from baton.runtime.registry import DirectoryRegistry, Role, WorkerRecord
 
-NOBODY = "127.0.0.1:9"
+CLOSED = "127.0.0.1:9"
 
 
 class Admin(HTTPServer):
@@ -59,7 +59,7 @@ def put_status(
 
 
 def announce(
-    instance: Instance, worker_id: str, where: str = NOBODY, admin: str = NOBODY, pid: int = 7
+    instance: Instance, worker_id: str, where: str = CLOSED, admin: str = CLOSED, pid: int = 7
 ) -> None:
     role: Role = "prefill" if worker_id.startswith("prefill") else "decode"
     record = WorkerRecord(worker_id, "b" * 32, role, where, admin, "tiny", pid)
@@ -80,7 +80,7 @@ def test_a_worker_starts_until_it_has_announced_itself(instance: Instance, kept:
     put_status(instance, "router", "running")
     assert [(row.name, row.state) for row in running()] == [
         ("decode-0", "starting"),
-        ("router", "running"),  # a router announces itself to nobody
+        ("router", "running"),  # a router does not announce itself
     ]
     announce(instance, "decode-0", where="127.0.0.1:4000", pid=41)
     (worker, _) = running()
@@ -203,7 +203,7 @@ def test_a_worker_that_does_not_answer_is_a_row_all_the_same(
 ) -> None:
     kept.add("decode-0")
     put_status(instance, "decode-0", "running")
-    announce(instance, "decode-0", admin=NOBODY)
+    announce(instance, "decode-0", admin=CLOSED)
     (row,) = running()
     assert (row.state, row.audit) == ("running", {})
 

@@ -149,7 +149,7 @@ async def test_bad_submits_end_alone(pair: Cluster) -> None:
         )
         await call.write(worker_pb2.RouterMessage(hello=hello))
         ends: dict[str, int] = {}
-        await call.write(submit(choices=[]))  # nobody to tell
+        await call.write(submit(choices=[]))  # no request to answer
         for message in [submit(**changed) for changed in REFUSED_SUBMITS] + [submit()]:
             await call.write(message)
             ends[message.submit.request_id] = 0

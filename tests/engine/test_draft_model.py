@@ -41,7 +41,7 @@ class Pair(ModelStory):
         super().__init__(target, draft_folder=draft, backend="torch", **how)
         assert self.runner.draft is not None and self.runner.pool.draft is not None
         self.draft = self.runner.draft
-        self.runner.pool.draft.tensor.fill_(float("nan"))  # what nobody computed shows itself
+        self.runner.pool.draft.tensor.fill_(float("nan"))  # what no step computed shows itself
 
     def draws(
         self, prompt: list[int], known: int, count: int, rule: SamplingParams

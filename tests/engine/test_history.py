@@ -73,7 +73,7 @@ def test_a_view_does_not_see_what_was_appended_later() -> None:
     assert list(before) == [1, 2, 3, 3] and len(before) == 4 and before.prompt_tokens == 2
     assert before.counts().tokens.tolist() == [3]
     assert text.until(3).counts().tokens.tolist() == [3, 4]
-    assert before.counts().tokens.tolist() == [3]  # counted anew: that is rare
+    assert before.counts().tokens.tolist() == [3]  # counted from the start: that is rare
 
 
 def test_a_draw_counts_the_new_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def watch():
         peak = max(peak, resident_bytes())
         time.sleep(0.0005)
 before = resident_bytes()
-Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
+Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts again
 mark = highest()
 watcher = threading.Thread(target=watch)
 watcher.start()

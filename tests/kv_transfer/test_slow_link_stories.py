@@ -102,7 +102,7 @@ def test_a_leaving_reader_drops_its_waiting_reads() -> None:
         assert len(stage.quarantined) <= 1  # of the READ whose bytes moved just then
         await fetches[-1]
         left = stage.exchange.reads - reads
-        assert left == 1  # the last handoff's third READ: nobody else asked for any
+        assert left == 1  # the last handoff's third READ: no other handoff asked for one
         for report in await stage.ended():
             assert report.end == "closed"
 

@@ -14,7 +14,7 @@ from baton.models.evaluation import evaluate
 def test_without_a_folder_the_models_of_the_package_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where nobody has trained anything
+    monkeypatch.chdir(tmp_path)  # where nothing was trained
     measured = Mock(return_value=(Mock(), []))
     monkeypatch.setattr(evaluate, "evaluate", measured)
     monkeypatch.setattr(evaluate, "show", Mock())

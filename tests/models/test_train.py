@@ -91,7 +91,7 @@ def test_stage_two_goes_on_from_the_models_of_a_folder(
             tiny_folder.read_model(where / name).state_dict() for where in (folder, tmp_path)
         )
         apart = max(float((one[key] - other[key]).abs().max()) for key in one)
-        assert 0.0 < apart < 0.02  # one warm step away, and not begun anew
+        assert 0.0 < apart < 0.02  # one warm step away, and not begun again
     assert (tmp_path / "baton-tiny" / "tokenizer.json").read_bytes() == (
         folder / "baton-tiny" / "tokenizer.json"
     ).read_bytes()

@@ -87,7 +87,7 @@ def test_the_end_during_a_step_frees_with_the_step() -> None:
     assert bench.pool.counts().used == 2  # the device still writes there
     bench.scheduler.commit(plan, StepResult(((Drawn(0, 1),),)))
     assert bench.pool.available == bench.pool.total
-    assert bench.pool.counts().cached == 0  # nobody knows what was computed
+    assert bench.pool.counts().cached == 0  # what was computed is unknown
 
 
 def test_broken_numbers_fail_the_prompt_and_are_not_cached() -> None:

@@ -71,7 +71,7 @@ def test_the_body_that_was_silent_longest_makes_room(clock: Clock) -> None:
                 assert reported == ["b", "a"]
             heard()  # too late
             with pytest.raises(Overloaded), admission.arrival():
-                pytest.fail("nobody is left to make room")
+                pytest.fail("no request is left to make room")
         with admission.arrival():
             assert reported == ["b", "a"] and admission.arriving == 2
     assert admission.arriving == 0

@@ -80,7 +80,7 @@ async def test_bodies_that_never_come_keep_no_client_out(router: StartRouter) ->
         assert (await running.complete(max_tokens=1)).status_code == 200
         assert await silent[0].status() == 503
         assert await silent[1].waits() and await silent[2].waits()
-        for _ in range(4):  # there is room now, which nobody has to make
+        for _ in range(4):  # there is room now, which no request has to make
             assert (await running.complete(max_tokens=1)).status_code == 200
         assert await silent[1].waits() and await silent[2].waits()
         for upload in silent[1:]:

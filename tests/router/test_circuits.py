@@ -116,7 +116,7 @@ def test_a_probe_that_never_ends_makes_way_for_another() -> None:
 def test_a_hang_opens_at_once() -> None:
     circuits = Circuits(random.Random(1))
     circuits.record_hang(A, 0.0)
-    circuits.record_hang(A, 1.0)  # it does so still: the time does not begin anew
+    circuits.record_hang(A, 1.0)  # it does so still: the time does not begin again
     assert circuits.passed_over(FLEET, OPEN_S - 0.1) == {A}
     assert circuits.passed_over(FLEET, OPEN_S * 1.2) == frozenset()
 

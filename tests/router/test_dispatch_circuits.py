@@ -86,7 +86,7 @@ async def test_a_fleet_that_fails_everything_is_not_stormed() -> None:
         await asyncio.sleep(0.12)
         moved += len(failures(scene, 2, failed))
     assert moved <= 40 + 10
-    assert len(scene.dispatcher) == 0  # nobody is left waiting
+    assert len(scene.dispatcher) == 0  # no request is left waiting
     kinds = set()
     for active_request in active_requests:
         with pytest.raises(BatonError) as ended:

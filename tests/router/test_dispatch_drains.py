@@ -24,7 +24,7 @@ async def test_requests_returned_by_a_drain_go_on_without_a_failure() -> None:
     await scene.settle_down()
     (again,) = scene.link(1).submits()
     assert (again.attempt, list(again.choices[0].accepted)) == (2, [10])
-    scene.link(0).load.draining = False  # it has been started anew
+    scene.link(0).load.draining = False  # it has been started again
     for attempt in range(2, 8):  # far more than max_attempts
         here = (attempt + 1) % 2
         scene.give(failed("Draining", True, attempt=attempt), number=here)

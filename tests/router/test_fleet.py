@@ -276,11 +276,11 @@ async def test_an_unlinked_worker_keeps_its_role_until_it_is_gone(
     scene.registry.withdraw("decode-1", large.boot_id.hex())
     await eventually(lambda: fleet.link("decode-1") is None)
     assert fleet.disconnected_capacities() == [WorkerCapacity(4, 9, 800)]
-    anew = scene.add("decode-1", 3, max_context=700)
-    anew.reachable = False
+    restarted = scene.add("decode-1", 3, max_context=700)
+    restarted.reachable = False
     await eventually(lambda: fleet.link("decode-1") is not None)
     assert fleet.disconnected_capacities() == [WorkerCapacity(4, 9, 800)]
-    anew.reachable = True
+    restarted.reachable = True
     await eventually(lambda: len(scene.names()) == 2)
     assert fleet.disconnected_capacities() == [] and fleet.limits() == ContextLimits(700, 300, 500)
 

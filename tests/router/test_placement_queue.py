@@ -29,7 +29,7 @@ from baton.runtime.errors import (
 )
 from tests.support.virtual_time import on_virtual_time
 
-NOBODY = Unavailable("nobody is there")
+NO_WORKER = Unavailable("no worker is there")
 LINK = object()  # of the worker that took an attempt
 
 
@@ -41,7 +41,7 @@ class Named(Protocol):
 class Fakes:
     """A placer that takes those that there is `space` for, once it is `known`; else `error`."""
 
-    error: BatonError = NOBODY
+    error: BatonError = NO_WORKER
     space: int = 0
     looks: int = 0
     tried: list[str] = field(default_factory=list)
@@ -148,11 +148,11 @@ async def test_a_request_no_worker_takes_keeps_no_other_waiting() -> None:
 @on_virtual_time
 async def test_every_wait_has_its_end() -> None:
     line = line_of(Fakes())
-    with pytest.raises(Unavailable, match="nobody is there"):
+    with pytest.raises(Unavailable, match="no worker is there"):
         await line.place(waiting_attempt("r"), 0.1)
     with pytest.raises(Unavailable, match=r"returned the request, and in 0\.1 s no other"):
         await line.place(waiting_attempt("r"), 0.1, returned=True)
-    with pytest.raises(DeadlineExceeded, match="nobody is there"):
+    with pytest.raises(DeadlineExceeded, match="no worker is there"):
         await line.place(waiting_attempt("r", within_s=0.1), 60)
 
 

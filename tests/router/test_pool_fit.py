@@ -228,7 +228,7 @@ async def test_a_new_request_waits_for_the_only_fitting_worker() -> None:
     unlike(scene)
     large = scene.link(1)
     large.up = False
-    with pytest.raises(InvalidRequest):  # nobody knows of it
+    with pytest.raises(InvalidRequest):  # no router knows of it
         await scene.start("long", max_tokens=30)
     scene.fleet.disconnected = [WorkerCapacity(16, 100, 4096)]
     with pytest.raises(Unavailable, match="large enough"):

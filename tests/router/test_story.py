@@ -167,7 +167,7 @@ async def test_the_worker_that_holds_the_prefix_is_chosen(router: StartRouter) -
 
         running.workers["decode-1"].publish(blocks)
         await is_followed("decode-1 local")  # nearly all of it is there: auto stays local
-        running.workers["decode-1"].publish([blocks[0]], skip=3)  # a gap: watched anew
+        running.workers["decode-1"].publish([blocks[0]], skip=3)  # a gap: watched from the start
         await is_followed("decode-1 local")
         await running.workers["decode-1"].die()
         await is_followed("decode-0 away")

@@ -36,7 +36,7 @@ def test_without_waiters_the_estimate_is_unknown() -> None:
         estimator.report(load(second, waiting=0), second)
     assert estimator.expected_s(1000, 10) == 0
     estimator.report(load(10), 10)
-    assert estimator.expected_s(1000, 10) == 0  # nothing has ended since somebody waits
+    assert estimator.expected_s(1000, 10) == 0  # nothing has ended since a request waits
     estimator.report(load(12), 11)
     assert estimator.expected_s(1000, 11) == 0  # too few to tell
     estimator.report(load(14), 12)

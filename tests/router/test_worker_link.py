@@ -210,7 +210,7 @@ async def test_a_worker_that_does_not_read_is_noticed() -> None:
     made = LinkScene(link_queue=4)
     await made.accept()
     with pytest.raises(Overloaded):
-        for _ in range(5):  # within one tick: nothing is written meanwhile
+        for _ in range(5):  # within one tick: nothing is written in between
             made.link.send(made.submit("r"))
 
 

@@ -50,7 +50,7 @@ async def test_a_caller_cancelled_while_waiting_keeps_the_future() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not future.done()
-    future.set_result(1)  # nobody is called for whom it would be too late
+    future.set_result(1)  # it calls no waiter that has given up
     await asyncio.sleep(0)
     assert future.result() == 1
 

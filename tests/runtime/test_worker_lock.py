@@ -138,7 +138,7 @@ def test_a_folder_that_knows_no_locks_is_refused(
     monkeypatch.setattr(fcntl, "flock", none)
     reported = r"w\.lock cannot be locked \(No locks available\): give .* disk of this host"
     with pytest.raises(ConfigError, match=reported), hold(tmp_path, "w"):
-        raise AssertionError("nobody knows whether it has it")
+        raise AssertionError("it is unknown whether it has it")
 
 
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:

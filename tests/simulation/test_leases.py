@@ -70,7 +70,7 @@ def on_loop(test: Callable[[Place], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("early", [False, True])
 def test_another_handoffs_pin_is_none_of_this_one(early: bool) -> None:
     async def test(place: Place) -> None:
-        assert place.land(early=early)  # nobody has granted it
+        assert place.land(early=early)  # no worker has granted it
         place.grant(OTHER, 3)
         place.grant(MINE, 4)
         assert place.land(early=early)

@@ -181,7 +181,7 @@ def test_a_waiter_learns_of_a_reported_death_only() -> None:
         place.network.killed(place.far_machine)
         with pytest.raises(LinkClosed, match="reset"):
             await near.receive()
-        refused = place.open("hold")  # a connection to nobody
+        refused = place.open("hold")  # a connection to no server
         with pytest.raises(LinkClosed, match="reset"):
             await refused.receive()
 

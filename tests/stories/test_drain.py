@@ -144,7 +144,7 @@ async def test_a_prompt_unfinished_by_a_drain_is_prefilled_by_another(
     assert request.tokens() == request.expected()
     assert cluster.prefill["prefill-1"].engine.steps > 0
     assert node.pool.counts().pinned == 0 and node.worker.audit()["open_handoffs"] == 0
-    del cluster.prefill["prefill-0"]  # a step that nobody awaits may still write to its blocks
+    del cluster.prefill["prefill-0"]  # a step that no task awaits may still write to its blocks
     await cluster.quiet()
 
 

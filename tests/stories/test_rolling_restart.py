@@ -96,7 +96,7 @@ def test_requests_waiting_in_restarts_use_the_new_workers(restarts: int) -> None
             fleet.ask(100 * number, 5)
         for _ in range(restarts):
             await fleet.restart_prefills()
-        assert not any(history.ends for history in fleet.asked), "nobody has waited"
+        assert not any(history.ends for history in fleet.asked), "no request has waited"
         await fleet.all_answered()
         assert fleet.computed_here() == dict.fromkeys(REASONS, 0)
         assert [history.migrations for history in fleet.asked] == [0, 1, 1, 1]

@@ -164,7 +164,7 @@ async def test_nothing_is_verified_beyond_max_tokens(
         (request,) = await answered(cluster, asked, [PROMPT])
         assert request.tokens() == plain.tokens()[:max_tokens]
         assert request.end().end == worker_pb2.LENGTH
-    last = len(PROMPT) + max_tokens - 1  # position of the last token, whose KV nobody needs
+    last = len(PROMPT) + max_tokens - 1  # position of the last token, whose KV no step needs
     pieces = [piece for batch in batches for piece in batch.slices]
     assert all(piece.start + piece.proposed < last for piece in pieces)
 
