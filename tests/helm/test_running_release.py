@@ -4,7 +4,6 @@ an upgrade. Tests follow each other on one release."""
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.network import network_unavailable
 from tests.support.pods.programs import Programs
+from tests.support.pods.user import User
 from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
@@ -41,29 +41,13 @@ class Site:
     """A user and the cluster."""
 
     cluster: PodCluster
-    programs: Programs
-    user: str
+    user: User
     values: Values
 
     def upgrade(self) -> None:
-        path = self.programs.folder / "values.yaml"
+        path = self.user.programs.folder / "values.yaml"
         path.write_text(yaml.safe_dump(self.values))
-        self.typed(f"helm upgrade chat helm/baton -f {path}")
-
-    def shell(self, script: str) -> subprocess.Popen[str]:
-        """Start a script on the user's machine, which has a network of its own."""
-        path = f"{self.programs.folder}:/usr/local/bin:/usr/bin:/bin:/usr/sbin"
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.user, "bash", "-ec", script],
-            env={"PATH": path}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    def typed(self, script: str) -> str:
-        """Run a script of the user's to its end."""
-        process = self.shell(script)
-        text, _ = process.communicate(timeout=400)
-        assert process.returncode == 0, text
-        return text
+        self.user.typed(f"helm upgrade chat helm/baton -f {path}")
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +58,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         programs = Programs(cluster, folder / "user")
         stack.callback(programs.close)
         values = merged(example("cpu-demo"), FLEET)
-        yield Site(cluster, programs, cluster.client(), values)
+        yield Site(cluster, User(programs, cluster.client()), values)
 
 
 def test_a_newcomer_reaches_a_first_streamed_token(site: Site) -> None:
     """What docs/kubernetes.md and the notes say, typed line by line. Images are there already."""
-    took_s = first_streamed_token_s(site, site.cluster.logs)
+    took_s = first_streamed_token_s(site.user, site.cluster.logs)
     print(f"first streamed token {took_s:.1f} s after helm install")
 
 
@@ -97,7 +81,7 @@ def test_the_hook_has_its_rights_and_a_pod_has_none(site: Site) -> None:
 
 def test_helm_test_proves_that_kv_moved(site: Site) -> None:
     site.cluster.settle()
-    said = site.typed(documented("helm test"))
+    said = site.user.typed(documented("helm test"))
     assert re.search(r"handoffs: [1-9]\d* of 5 prompts", said), said
 
 
@@ -151,15 +135,15 @@ def test_a_drained_worker_is_started_again(site: Site) -> None:
         return site.cluster.pod("chat-baton-prefill-0").restarts
 
     before = restarts()
-    site.typed("kubectl exec chat-baton-prefill-0 -- baton drain chat-baton-prefill-0")
+    site.user.typed("kubectl exec chat-baton-prefill-0 -- baton drain chat-baton-prefill-0")
     wait_until(lambda: restarts() > before, every_s=0.2, show=site.cluster.logs)
     site.cluster.settle()
 
 
 def test_a_deleted_pod_drains_and_comes_again(site: Site) -> None:
     before = site.cluster.pod("chat-baton-prefill-0")
-    assert len(site.typed("kubectl logs chat-baton-prefill-0").splitlines()) > 1
-    site.typed("kubectl delete pod chat-baton-prefill-0")
+    assert len(site.user.typed("kubectl logs chat-baton-prefill-0").splitlines()) > 1
+    site.user.typed("kubectl delete pod chat-baton-prefill-0")
     site.cluster.settle()
     assert "drain started" in before.logs()
     assert site.cluster.pod("chat-baton-prefill-0").address != before.address
@@ -170,7 +154,7 @@ def test_checks_of_rdma_say_that_there_is_none(site: Site) -> None:
     found = {}
     for asked in ("ls", "grep", "env"):
         command = documented(f"kubectl exec POD -- {asked} ")
-        process = site.shell(command.replace("POD", "chat-baton-decode-0"))
+        process = site.user.shell(command.replace("POD", "chat-baton-decode-0"))
         found[asked], _ = process.communicate(timeout=200)
         assert (process.returncode == 0) == (asked == "grep"), found
     assert "No such file" in found["ls"] and "Max locked memory" in found["grep"]
@@ -194,12 +178,12 @@ def restart_members(site: Site) -> None:
     """Delete the pods of all but Redis one by one, each once the last is ready."""
     for each in site.cluster.pods():
         if "redis" not in each.name:
-            site.typed(f"kubectl delete pod {each.name}")
+            site.user.typed(f"kubectl delete pod {each.name}")
             site.cluster.settle()
 
 
 def test_status_is_shown_by_a_command_in_a_routers_pod(site: Site) -> None:
-    said = site.typed(of_chat("kubectl exec deployment/RELEASE-baton-router -- "))
+    said = site.user.typed(of_chat("kubectl exec deployment/RELEASE-baton-router -- "))
     assert "is readable" in said and "warning" not in said
     for name in ("prefill-0", "decode-0", "decode-1"):
         assert re.search(rf"chat-baton-{name} .* ready ", said), said
@@ -208,14 +192,14 @@ def test_status_is_shown_by_a_command_in_a_routers_pod(site: Site) -> None:
 def test_password_of_redis_is_replaced_as_documented(site: Site) -> None:
     """Both passwords are valid until the server's own pod is replaced."""
     status = of_chat("kubectl exec deployment/RELEASE-baton-router -- ")
-    site.typed(of_chat("kubectl exec RELEASE-baton-redis-0 -- valkey-cli"))
+    site.user.typed(of_chat("kubectl exec RELEASE-baton-redis-0 -- valkey-cli"))
     patch = 'kubectl patch secret RELEASE-baton-secrets -p \'{"stringData": {"redis-password"'
-    site.typed(of_chat(patch))
-    assert "is readable" in site.typed(status)  # with the old password
+    site.user.typed(of_chat(patch))
+    assert "is readable" in site.user.typed(status)  # with the old password
     restart_members(site)
-    site.typed(of_chat("kubectl delete pod RELEASE-baton-redis-0"))
+    site.user.typed(of_chat("kubectl delete pod RELEASE-baton-redis-0"))
     site.cluster.settle()
-    wait_until(lambda: "chat-baton-decode-1 " in site.typed(status), every_s=0.5)
+    wait_until(lambda: "chat-baton-decode-1 " in site.user.typed(status), every_s=0.5)
     (router, _) = site.cluster.pods("router")
     seen = router.container("router").run(["sh", "-c", "echo $BATON_REGISTRY__PASSWORD"], 20)
     assert seen.stdout == "NEW\n"
@@ -223,16 +207,16 @@ def test_password_of_redis_is_replaced_as_documented(site: Site) -> None:
 
 def test_leaked_token_is_replaced_as_documented(site: Site) -> None:
     before = {name: site.cluster.api.data(name) for name in site.cluster.api.secrets}
-    site.typed(of_chat("kubectl delete secret RELEASE-baton-secrets"))
-    site.typed(of_chat("kubectl delete secret RELEASE-baton-authority-key"))
+    site.user.typed(of_chat("kubectl delete secret RELEASE-baton-secrets"))
+    site.user.typed(of_chat("kubectl delete secret RELEASE-baton-authority-key"))
     for name in before:
         if name.endswith("-tls"):
-            site.typed(f"kubectl delete secret {name}")
+            site.user.typed(f"kubectl delete secret {name}")
     site.upgrade()
     after = {name: site.cluster.api.data(name) for name in before}
     assert all(after[name] != data for name, data in before.items())
     old = {each.address for each in site.cluster.pods()}
-    site.typed(of_chat("kubectl delete pod -l app.kubernetes.io/instance="))
+    site.user.typed(of_chat("kubectl delete pod -l app.kubernetes.io/instance="))
     site.cluster.settle()
     assert old.isdisjoint(each.address for each in site.cluster.pods())
-    assert re.search(r"handoffs: [1-9]\d* of 5 prompts", site.typed("helm test chat"))
+    assert re.search(r"handoffs: [1-9]\d* of 5 prompts", site.user.typed("helm test chat"))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.chart import ROOT
+from tests.support.pods.user import END_JOBS
 
 PROGRAMS = ("kind", "kubectl", "helm", "curl")
 ENGINES = ("docker", "podman")
@@ -65,8 +66,8 @@ class KindCluster:
 
     def shell(self, script: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", "-ec", script], cwd=ROOT, env=self.environment(), stdin=subprocess.DEVNULL,
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["bash", "-ec", f"{END_JOBS}\n{script}"], cwd=ROOT, env=self.environment(),
+            stdin=subprocess.DEVNULL, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     def typed(self, script: str) -> str:

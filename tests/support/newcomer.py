@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tests.support.operations_page import documented_commands
-from tests.support.pods.user import END_JOBS, listening
+from tests.support.pods.user import listening
 
 ENDED_S = 60.0
 
@@ -19,7 +19,7 @@ class Machine(Protocol):
     """A newcomer's machine, with helm, kubectl and curl on its path."""
 
     def shell(self, script: str) -> subprocess.Popen[str]:
-        """Start a script; its output is one stream."""
+        """Start a script, with one output stream. What it leaves in the background ends with it."""
 
     def typed(self, script: str) -> str:
         """Run a script to its end, and return what it prints. Raises AssertionError if it fails."""
@@ -45,7 +45,7 @@ def first_streamed_token_s(machine: Machine, logs: Callable[[], str]) -> float:
     *prepared, asked = commands_of_notes(machine.typed(documented("helm install")))
     port = prepared[1].removesuffix("&").split()[-1]
     lines, took_s = [], 0.0
-    script = "\n".join([END_JOBS, *prepared, listening(port), asked])
+    script = "\n".join([*prepared, listening(port), asked])
     with machine.shell(script) as process:
         assert process.stdout is not None
         for line in process.stdout:  # to the end of the stream
