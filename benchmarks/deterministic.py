@@ -60,7 +60,7 @@ def steps(vocab: int) -> dict[str, StepBatch]:
     prompt = chooser.choices(range(vocab), k=PROMPT_TOKENS)
     draw = (Draw(0, PROMPT_TOKENS, GREEDY),)
     each = CONTEXT_TOKENS // BLOCK_TOKENS + 1
-    tables = [order[place : place + each] for place in range(0, BLOCKS, each)]
+    tables = [order[start : start + each] for start in range(0, BLOCKS, each)]
     decoding = tuple(
         Slice([number], CONTEXT_TOKENS, table, draw) for number, table in enumerate(tables)
     )
@@ -79,11 +79,11 @@ def run(runners: Sequence[ModelRunner], rounds: int) -> dict[str, StepTimes]:
     times = {name: StepTimes() for name in batches}
     for number in range(-1, rounds):
         for name, batch in batches.items():
-            for place in (0, 1) if number % 2 else (1, 0):
-                wall, cpu = _timed(runners[place], batch)
+            for index in (0, 1) if number % 2 else (1, 0):
+                wall, cpu = _timed(runners[index], batch)
                 if number >= 0:
-                    times[name].wall[place].append(wall)
-                    times[name].cpu[place].append(cpu)
+                    times[name].wall[index].append(wall)
+                    times[name].cpu[index].append(cpu)
     return times
 
 

@@ -235,7 +235,7 @@ def unlike_figures(name: str, ratios: dict[str, list[tuple[float, float]]]) -> l
     """Return the figures of each pair, by their medians, and the largest one's limit."""
     each, largest = [], 0.0
     for pair, found in ratios.items():
-        first, second = ([ratio[place] for ratio in found] for place in (0, 1))
+        first, second = ([ratio[index] for ratio in found] for index in (0, 1))
         largest = max(largest, _median(first))
         for label, values in ((pair, first), (f"{pair}_second", second)):
             spread = f"{min(values):.3f} to {max(values):.3f}"

@@ -131,7 +131,7 @@ def logits_figures(folder: Path) -> list[Figure]:
 
 def _logits(folder: Path, dtype: str = "bfloat16", quantization: str = "none") -> Tensor:
     runner = build_runner(folder, EngineOptions(blocks=17, dtype=dtype, quantization=quantization))
-    tokens = [(7919 * place + 13) % 4000 for place in range(TOKENS)]
+    tokens = [(7919 * index + 13) % 4000 for index in range(TOKENS)]
     return runner.all_logits(StepBatch((Slice(tokens, 0, list(range(16))),)))[0]
 
 

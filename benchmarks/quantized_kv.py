@@ -8,7 +8,7 @@ attention_error_KIND   of the output of 16 heads over 8 KV heads of 128 and 512 
 logits_error_KIND      of the logits of the model of `benchmarks.quantization` over 256 tokens,
                        against those of bf16 KV; float32 is all of that model in float32, beside
                        which the others' are to be read
-greedy_agree_KIND      share of those 256 places where the likeliest token is the same
+greedy_agree_KIND      share of those 256 positions where the likeliest token is the same
 greedy_steps_KIND      tokens that 8 of its sequences draw alike, of 64 each, before another one
 step_ms_KIND           a decode step of 32 sequences with 512 tokens each; over bf16's beside it
 prefill_ms_KIND        a prompt of 1,024 tokens
@@ -74,13 +74,13 @@ def attention_figures(spec: ModelSpec) -> list[Figure]:
     table = random.Random(0).sample(range(blocks), blocks)
     ends = (Slice([1], CONTEXT - 1, table), Slice([1] * 64, CONTEXT - 64, table))
     layout = lay_out(StepBatch(ends), Bounds(blocks, BLOCK, 9, CONTEXT))
-    places = torch.arange(CONTEXT)
+    positions = torch.arange(CONTEXT)
     wanted: Tensor | None = None
     made: list[Figure] = []
     for kind in ("exact", *KINDS):
         dtype = torch.float32 if kind == "exact" else torch.bfloat16
         pool = KvPool(spec, blocks, BLOCK, dtype, quant=KV_QUANTS.get(kind))
-        pool.put(0, torch.tensor(table)[places // BLOCK], places % BLOCK, kv.to(dtype))
+        pool.put(0, torch.tensor(table)[positions // BLOCK], positions % BLOCK, kv.to(dtype))
         backend = {"exact": TorchAttention, "auto": NumbaAttention}.get(kind, KvQuantAttention)
         found = backend(pool, form).attend(0, queries.to(dtype), layout)
         if wanted is not None:
@@ -213,7 +213,7 @@ class KvQuantBench:
 def common_length(mine: Sequence[int], theirs: Sequence[int]) -> int:
     """Return how many tokens are equal before the first that is not."""
     pairs = enumerate(zip(mine, theirs, strict=True))
-    return next((place for place, (a, b) in pairs if a != b), len(mine))
+    return next((index for index, (a, b) in pairs if a != b), len(mine))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -48,11 +48,11 @@ def kinds(vocab: int) -> dict[str, SamplingParams]:
 
 def draw_by_sort(logits: Tensor, params: SamplingParams) -> Tensor:
     """int64 [rows], by one sort of every row; an exponential race picks the token."""
-    ordered, places = (logits / params.temperature).sort(dim=-1, descending=True)
+    ordered, tokens = (logits / params.temperature).sort(dim=-1, descending=True)
     masses = ordered.softmax(dim=-1)
     masses.masked_fill_(masses.cumsum(dim=-1) - masses >= params.top_p, 0.0)
     won = (masses / torch.empty_like(masses).exponential_()).argmax(dim=-1, keepdim=True)
-    return places.gather(1, won)[:, 0]
+    return tokens.gather(1, won)[:, 0]
 
 
 def measure(rows: int, vocab: int, rounds: int) -> dict[str, float]:

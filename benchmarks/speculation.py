@@ -112,11 +112,11 @@ async def serve(
     cluster: SpeculatingCluster, asks: Sequence[dict[str, Any]], *, at_once: int
 ) -> Served:
     """Send the requests in their order, so many at once."""
-    client, places = Client(cluster, "decode-0"), asyncio.Semaphore(at_once)
+    client, slots = Client(cluster, "decode-0"), asyncio.Semaphore(at_once)
     started_s, processor_s = time.perf_counter(), time.process_time()
 
     async def served(ask: dict[str, Any]) -> Request:
-        async with places:
+        async with slots:
             request = client.submit(**ask)
             await request.finished(WITHIN_S)
             return request

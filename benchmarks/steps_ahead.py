@@ -130,7 +130,7 @@ async def decode(engine: TorchEngine, way: str, batch: int, tokens: int) -> dict
     """The figures of one run."""
     async with working(engine, way) as worker:
         asked = [
-            Asked(worker, [(n * 31 + place) % 997 for place in range(PROMPT_TOKENS)], tokens)
+            Asked(worker, [(n * 31 + index) % 997 for index in range(PROMPT_TOKENS)], tokens)
             for n in range(batch)
         ]
         for request in asked:

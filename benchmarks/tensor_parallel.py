@@ -60,7 +60,7 @@ def steps(vocab: int) -> dict[str, StepBatch]:
     prompt = chooser.choices(range(vocab), k=PROMPT_TOKENS)
     held = PROMPT_TOKENS // BLOCK_TOKENS
     each = CONTEXT_TOKENS // BLOCK_TOKENS + 1
-    tables = [order[place : place + each] for place in range(held, BLOCKS, each)]
+    tables = [order[start : start + each] for start in range(held, BLOCKS, each)]
     draw = (Draw(0, CONTEXT_TOKENS + 1, GREEDY),)
     decoding = [Slice([number], CONTEXT_TOKENS, table, draw) for number, table in enumerate(tables)]
     first = (Draw(0, PROMPT_TOKENS, GREEDY),)
@@ -77,12 +77,12 @@ def ratios(runners: Sequence[tuple[ModelRunner, int]], rounds: int) -> dict[str,
     for name, batch in steps(runners[0][0].spec.vocab_size).items():
         for number in range(-WARM_UP, rounds if name == "decode_step" else -(-rounds // 3)):
             seconds = [0.0, 0.0]
-            for place in (0, 1) if number % 2 else (1, 0):
-                runner, threads = runners[place]
+            for index in (0, 1) if number % 2 else (1, 0):
+                runner, threads = runners[index]
                 torch.set_num_threads(threads)
                 started_s = time.perf_counter()
                 result = runner.run(batch)
-                seconds[place] = time.perf_counter() - started_s
+                seconds[index] = time.perf_counter() - started_s
                 assert not result.broken and not result.failed
             if number >= 0:
                 found.setdefault(name, []).append(seconds[1] / seconds[0])

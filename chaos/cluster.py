@@ -1,7 +1,7 @@
 """A cluster of real processes: routers and workers as `baton serve` starts them, with gRPC and
 NIXL between them, on ports that the system gives. It starts, signals, restarts and audits them.
 
-Where a process runs is its `Place`: this machine as it is, or a network namespace (network.py).
+Where a process runs is its `Site`: this machine as it is, or a network namespace (network.py).
 The logs, the routers' address files and, unless workers register elsewhere, the registry lie in one
 folder, as in an instance of `baton serve`. Used by the scenarios here, the soak, and the end-to-end
 tests. Knows no load.
@@ -50,7 +50,7 @@ class ClusterError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Site:
     """Settings of one process beside those of all: `prefix` goes before its command."""
 
     prefix: tuple[str, ...] = ()
@@ -81,12 +81,12 @@ class FolderMembers:
         return DirectoryRegistry(self.folder).workers()
 
 
-def here(_: str) -> Place:
-    return Place()
+def here(_: str) -> Site:
+    return Site()
 
 
 class Cluster:
-    """`settings` are `section.key=value`, of all processes; `place` gives each name its own.
+    """`settings` are `section.key=value`, of all processes; `site` gives each name its own.
     `model` None: the embedded one. `members` None: workers register in the folder. `kept`: workers
     that another process starts.
 
@@ -98,7 +98,7 @@ class Cluster:
         self,
         folder: Path,
         settings: tuple[str, ...] = (),
-        place: Callable[[str], Place] = here,
+        site: Callable[[str], Site] = here,
         model: Path | None = None,
         members: Members | None = None,
         kept: Sequence[str] = (),
@@ -109,7 +109,7 @@ class Cluster:
         self.urls: dict[str, str] = {}  # of the routers
         self._admin_urls: dict[str, str] = {}  # of the workers, as they were announced last
         self.grpc_addresses: dict[str, str] = {}  # of those that serve gRPC
-        self._place = place
+        self._site = site
         self._members = members or FolderMembers(folder / "registry")
         self._kept = tuple(kept)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -361,16 +361,16 @@ class Cluster:
         return sum(answer.json()["workers"].values()) if answer.status_code == 200 else 0
 
     def _spawn(self, name: str, command: tuple[str, ...], *, model: bool = True) -> None:
-        place = self._place(name)
-        settings = (*self.settings, *place.settings)
+        site = self._site(name)
+        settings = (*self.settings, *site.settings)
         flags = [f"--set={setting}" for setting in (*self._certificate(name, settings), *settings)]
         if name.startswith("router"):
             flags += ["--set=router.port=0", "--model-name=small"]
         of_model = ["--model", str(self._model)] if model else []
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = start(
-                [*place.prefix, *command, *of_model, "--registry", self._members.location, *flags],
-                {**self._environment, **place.environment},
+                [*site.prefix, *command, *of_model, "--registry", self._members.location, *flags],
+                {**self._environment, **site.environment},
                 log,
             )
 

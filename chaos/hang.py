@@ -152,7 +152,7 @@ async def _held(tid: int, admin: httpx.AsyncClient) -> Hold:
         if await _until(partial(_works, admin), WORK_S) > WORK_S:
             break
         held, began_s = HeldThread(tid), clock()
-        if LOCKING.match(held.place()):
+        if LOCKING.match(held.code_file()):
             held.release()
             found.with_lock += 1
             # The thread has to release the lock first.

@@ -5,7 +5,7 @@
 Linux alone, and with the right to trace. The kernel ties what is held to the thread that holds it:
 the maker of a `HeldThread` releases it, and if it ends first the kernel lets go by itself, so that
 nothing stays held. Knows not what the thread does; it may have a lock that others want. The C
-library's heap has some, Python another: `place` says in whose code it stands.
+library's heap has some, Python another: `code_file` says in whose code it stands.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HeldThread:
         if self._trace(DETACH, self._tid, None, None) == -1:
             self._wait()
 
-    def place(self) -> str:
+    def code_file(self) -> str:
         """The name of the file in whose code it stands; empty in code that was made at run time.
         Raises OSError if its process has ended."""
         folder = Path(f"/proc/{self._tid}")

@@ -25,7 +25,7 @@ from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.registry import WorkerRecord
 from chaos import network
-from chaos.cluster import BATON, START_S, TOKEN, Cluster, ClusterError, Place
+from chaos.cluster import BATON, START_S, TOKEN, Cluster, ClusterError, Site
 from chaos.network import Network
 from chaos.ray_nodes import HEAD, RayNodes
 from chaos.redis_server import RedisServer, server_binary
@@ -95,22 +95,22 @@ class Hosts:
         if binary is None:
             raise ClusterError(unavailable())
         self._network = net
-        place = net.add(REDIS)
+        site = net.add(REDIS)
         self._host_of = HOST_OF | ({"router": LONE_HOST} if lone_router else {})
         for host in HOSTS:
             net.add(host)
         options = ("--requirepass", PASSWORD)
         self.redis = RedisServer(
-            folder, binary, *options, host=net.address(REDIS), prefix=place.prefix
+            folder, binary, *options, host=net.address(REDIS), prefix=site.prefix
         )
         # Ray's own state is on a server of its own, as in the chart
         self._store = RedisServer(
-            folder, binary, *OPEN, host=net.address(REDIS), prefix=place.prefix
+            folder, binary, *OPEN, host=net.address(REDIS), prefix=site.prefix
         )
         self.nodes = RayNodes(net, folder, self._store.address) if with_ray else None
         kept = WORKERS if with_ray else ()
         members = RedisMembers(self.redis)
-        self.cluster = Cluster(folder, settings, self._place, members=members, kept=kept)
+        self.cluster = Cluster(folder, settings, self._site, members=members, kept=kept)
         self._driver: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -197,11 +197,11 @@ class Hosts:
         assert self.nodes is not None
         return self.nodes
 
-    def _place(self, name: str) -> Place:
+    def _site(self, name: str) -> Site:
         host = self._host_of[name]
         section = "router" if name.startswith("router") else "worker"
         there = self._network.add(host)
-        return Place(
+        return Site(
             prefix=there.prefix,
             settings=(f"{section}.host={self._network.address(host)}",),
             environment={"UCX_TLS": "tcp", "BATON_REGISTRY__PASSWORD": PASSWORD},

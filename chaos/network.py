@@ -9,18 +9,22 @@
 With `ipv6` the links have addresses of fdBA:N::/64 alone: nothing in a namespace reaches another
 by IPv4.
 Needs root, `ip` and `tc`; `unavailable` says what is missing. Owns the namespaces and removes
-them. Knows nothing of what runs in them.
+them, `remove_leftovers` those of killed runs. Knows nothing of what runs in them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
-from chaos.cluster import Place
+from chaos.cluster import Site
 
 Way = Literal["in", "out", "both"]
 
@@ -28,6 +32,9 @@ NO_PEER = "02:00:00:00:00:01"  # a hardware address of no link
 RATE = ("rate", "400mbit", "burst", "256kb", "latency", "50ms")
 COMMAND_S = 10
 DEVICE = "eth0"
+PID_DIGITS = 5  # of the process, in names of devices, which have at most 15 characters
+NAMES = Path("/run/netns")  # where `ip netns` keeps the names
+_OURS = re.compile(r"bt(\d+)-\d+-[\w-]+")
 _NUMBERS = itertools.count()  # of the networks of this process
 
 
@@ -54,7 +61,7 @@ class Network:
 
     def __init__(self, *, ipv6: bool = False) -> None:
         number = next(_NUMBERS)
-        self._tag = f"bt{os.getpid() % 100_000}-{number}"
+        self._tag = f"bt{os.getpid() % 10**PID_DIGITS}-{number}"
         subnet = 64 + (os.getpid() + number) % 128
         self._subnet = f"fdba:{subnet:x}::" if ipv6 else f"10.{subnet}.0."
         self._address_options = ("nodad",) if ipv6 else ()  # else its first second is lost
@@ -73,13 +80,13 @@ class Network:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add(self, name: str) -> Place:
+    def add(self, name: str) -> Site:
         """A namespace for the process `name`, and what starts it there. Once for each name."""
         if name not in self._names:
             self._names.append(name)
             self._link(name)
         address = self.address(name)
-        return Place(
+        return Site(
             prefix=("ip", "netns", "exec", self._namespace(name)),
             settings=(f"{'router' if name.startswith('router') else 'worker'}.host={address}",),
             environment={"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE},
@@ -168,6 +175,33 @@ class Network:
 
     def _in_hub(self, *command: str) -> None:
         _do("ip", "netns", "exec", self._hub, *command)
+
+
+def remove_leftovers(names: Path = NAMES) -> list[str]:
+    """Remove the namespaces of processes that were killed; return their names. Those whose digits
+    a living process has stay."""
+    removed = []
+    for name in names_of_ended(names, _OURS, PID_DIGITS):
+        with contextlib.suppress(NetworkError):
+            _do("ip", "netns", "del", name)
+            removed.append(name)
+    return removed
+
+
+def names_of_ended(
+    folder: Path, pattern: re.Pattern[str], digits: int | None = None
+) -> Iterator[str]:
+    """Yield the entries of `folder` that `pattern` matches and whose process has ended. Its first
+    group is the process's number, or the last `digits` of it."""
+    if not folder.is_dir():
+        return
+    living = {int(each) for each in os.listdir("/proc") if each.isdecimal()}
+    if digits is not None:
+        living = {pid % 10**digits for pid in living}
+    for name in sorted(os.listdir(folder)):
+        found = pattern.fullmatch(name)
+        if found is not None and int(found[1]) not in living:
+            yield name
 
 
 def _do(*command: str) -> None:

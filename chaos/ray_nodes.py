@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from baton.deploy.host.authority import Authority, CertificateFiles
-from chaos.network import Network
+from chaos.network import Network, names_of_ended
 from chaos.starter import start
 from tests.support.waiting import wait_until
 
@@ -35,6 +35,8 @@ RECONNECT_S = "600"  # as KubeRay sets it where the head's state is on Redis
 OBJECT_STORE = 80 << 20  # bytes; Ray's least is 75 MiB
 RAY = (sys.executable, "-P", "-m", "ray.scripts.scripts")
 MARKER = "BATON_TEST_NODE"
+FOLDER_PREFIX = f"rn{os.getpid()}-"  # short: paths of sockets have 107 bytes at most
+_FOLDER = re.compile(r"rn(\d+)-\w+")
 OF_RAY = r"ray::|/ray/|ray\.scripts|ray\.util|baton\.deploy\.cli\.main fleet"
 
 
@@ -48,7 +50,7 @@ class RayNodes:
         self._network = network
         self._logs = folder
         self._store = store
-        self._short = Path(tempfile.mkdtemp(prefix="rn"))
+        self._short = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._token = self._short / "token"
         self._token.write_text("a token of 32 characters for Ray")
@@ -95,10 +97,10 @@ class RayNodes:
         self, name: str, command: Sequence[str], environment: Mapping[str, str], log: str
     ) -> subprocess.Popen[bytes]:
         """Start a command on a node, and return its process."""
-        place = self._network.add(name)
+        site = self._network.add(name)
         everything = self._environment(name) | dict(environment)
         with open(self._logs / f"{log}.log", "ab") as file:
-            process = start([*place.prefix, *command], everything, file)
+            process = start([*site.prefix, *command], everything, file)
         if (before := self._processes.get(log)) is not None:
             before.wait(10)  # it was killed
         self._processes[log] = process
@@ -220,3 +222,13 @@ def ray_nodes(folder: Path) -> Iterator[RayNodes]:
             yield nodes
         finally:
             nodes.close()
+
+
+def remove_leftovers(parent: Path | None = None) -> list[str]:
+    """Remove the folders of killed runs below `parent` (None: that of temporary files), and return
+    their names."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    removed = list(names_of_ended(parent, _FOLDER))
+    for name in removed:
+        shutil.rmtree(parent / name, ignore_errors=True)
+    return removed

@@ -30,7 +30,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.inputs.mixture_model import mixture_model
-from chaos import held_thread, hosts, network, small_disk
+from chaos import held_thread, hosts, network, ray_nodes, small_disk
 from chaos.answers import Answer
 from chaos.asks import Ask, asks, long_asks, right_answers
 from chaos.clients import Clients, Outcome, capacity, offer
@@ -158,8 +158,8 @@ class Chaos:
             many = held.enter_context(running)
             cluster = many.cluster
         else:
-            place = net.add if net else here
-            cluster = Cluster(folder, settings, place, model_for(first.ep, self._folder))
+            site = net.add if net else here
+            cluster = Cluster(folder, settings, site, model_for(first.ep, self._folder))
             held.callback(cluster.close)
             cluster.start(size.prefill, size.decode, size.routers)
         fleet = Fleet(cluster, net, disk, many)
@@ -348,10 +348,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(chosen: Sequence[Scenario], size: RunSize, json_file: Path | None) -> int:
+    for owner in (network, small_disk, ray_nodes):
+        for left in owner.remove_leftovers():
+            print(f"removed what a killed run left: {left}", flush=True)
     passed_over = skipped(chosen)
     for name, why in passed_over.items():
         print(f"skipped: {name}: {why}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as text:
+    with tempfile.TemporaryDirectory(prefix=small_disk.FOLDER_PREFIX) as text:
         folder = Path(text)
         verdicts, per_s = list[Verdict](), dict[str, float]()
 

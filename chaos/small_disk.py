@@ -1,19 +1,28 @@
 """A disk of a few MiB for logs, registry and address files, that a scenario can fill.
 
 A tmpfs, mounted where the cluster's folder is and taken away with it. Needs root and the right
-to mount; `unavailable` says what is missing.
+to mount; `unavailable` says what is missing. `remove_leftovers` removes the folders of killed runs,
+with disks that are still mounted there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from chaos.network import names_of_ended
+
 SIZE = "16m"
 FILL_BYTES = 1 << 20
 COMMAND_S = 10
+FOLDER_PREFIX = f"baton-chaos-{os.getpid()}-"  # of the folder of a run
+_FOLDER = re.compile(r"baton-chaos-(\d+)-\w+")
 
 
 class DiskError(RuntimeError):
@@ -58,6 +67,24 @@ class SmallDisk:
 
     def clear(self) -> None:
         self._filling.unlink(missing_ok=True)
+
+
+def remove_leftovers(parent: Path | None = None) -> list[str]:
+    """Remove the folders of killed runs below `parent` (None: that of temporary files); return the
+    names of those that are gone."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    removed = []
+    for name in names_of_ended(parent, _FOLDER):
+        folder = parent / name
+        for mount in mounts:
+            if mount.startswith(f"{folder}/"):
+                with contextlib.suppress(DiskError):
+                    _do("umount", "--lazy", mount)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            removed.append(name)
+    return removed
 
 
 def _do(*command: str) -> None:

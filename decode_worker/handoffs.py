@@ -138,6 +138,7 @@ class Handoffs:
         self._report_prefill(group.request, candidate.boot_id)
         self.open += 1
         outcome = "cancelled"
+        called_off: asyncio.CancelledError | None = None
 
         def take_first(first: handoff_pb2.FirstTokens) -> None:
             nonlocal outcome
@@ -152,11 +153,19 @@ class Handoffs:
                 tracing.HANDOFF, group.request.trace, worker=candidate.worker_id
             ) as context:
                 opening = self._opening(group, candidate, tracing.inject(context))
-                report = await self._read(group, candidate, opening, take_first)
-                group.request.timeline.take_fetch(report, self._wall_offset_s)
-                _annotate(context, report)
-                # not before the group is in the batch
-                asyncio.get_running_loop().call_soon(self._record_fetch, report, context)
+                try:
+                    report = await self._read(group, candidate, opening, take_first)
+                except asyncio.CancelledError as cancelled:
+                    if outcome != "completed":
+                        raise
+                    called_off = cancelled  # behind the span: the handoff did not fail
+                else:
+                    group.request.timeline.take_fetch(report, self._wall_offset_s)
+                    _annotate(context, report)
+                    # not before the group is in the batch
+                    asyncio.get_running_loop().call_soon(self._record_fetch, report, context)
+            if called_off is not None:
+                raise called_off
             outcome = "completed"
         except BatonError as error:
             outcome = "refused" if isinstance(error, Draining) else "failed"

@@ -54,8 +54,9 @@ class RequestTimeline:
         """Record a complete fetch; `offset_s` is this timeline's clock minus the report's."""
         if not self.due or not report.offers:
             return
+        hidden_s = self._part.at_s - offset_s  # what landed before was hidden
         landed_s = max(offer.landed for offer in report.offers)
-        blocks = sum(offer.blocks for offer in report.offers)
+        blocks = sum(offer.blocks for offer in report.offers if offer.landed > hidden_s)
         self._part.mark("fetch", landed_s + offset_s, blocks)
         self._part.mark("verify", report.verified + offset_s)
         self._fetch = _fetch_times(report, offset_s - self._arrived_s)

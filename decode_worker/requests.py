@@ -134,9 +134,9 @@ class Requests:
     def accept_run(self, run: VerifiedRun) -> None:
         """Emit the tokens of a step that verified proposals, in their order."""
         last = len(run.drawn) - 1
-        for place, drawn in enumerate(run.drawn):
-            rejected = run.proposed - run.accepted if place == last else 0
-            self.accept(run.sequence, drawn, proposed=place < run.accepted, rejected=rejected)
+        for index, drawn in enumerate(run.drawn):
+            rejected = run.proposed - run.accepted if index == last else 0
+            self.accept(run.sequence, drawn, proposed=index < run.accepted, rejected=rejected)
 
     def accept(
         self, sequence: Sequence, drawn: Drawn, *, proposed: bool = False, rejected: int = 0
@@ -145,7 +145,7 @@ class Requests:
         a proposal; `rejected`: so many other proposals were made for this step in vain."""
         if sequence.ended:
             return
-        if sequence.masks is not None and sequence.masks.error:
+        if sequence.masks is not None and sequence.masks.error is not None:
             self.fail(sequence, InvalidRequest(over_limits(sequence.masks.error)))
             return
         request = sequence.request

@@ -92,9 +92,9 @@ class HostConversion:
         self, sources: Sequence[int], targets: Sequence[int], seeds: Sequence[int]
     ) -> NDArray[np.uint64]:
         width, parts, found = self.pool.shape[1], self.parts, []
-        for place, (source, seed) in enumerate(zip(sources, seeds, strict=True)):
+        for index, (source, seed) in enumerate(zip(sources, seeds, strict=True)):
             content = self.converted(source)
-            for part, target in enumerate(targets[place * parts : (place + 1) * parts]):
+            for part, target in enumerate(targets[index * parts : (index + 1) * parts]):
                 piece = content[0, part * width : (part + 1) * width]
                 self.pool[target, : len(piece)] = piece
             found.append(self.checksums(content, seed))

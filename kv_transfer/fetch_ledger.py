@@ -29,7 +29,7 @@ class FetchLedger:
     `tags` are the granter's of the full blocks, one fewer than `cells` if the last block is
     partial: their identities, or `converted_tag`s. `slabs` is how many checksums an index has,
     `each` how many of the granter's blocks, which hold `block_size` tokens each. `read_slabs`: the
-    places of those that are read (see `ReadShape.slabs`); empty: all. Raises ValueError if the
+    indices of those that are read (see `ReadShape.slabs`); empty: all. Raises ValueError if the
     numbers of cells and tags do not match.
     """
 

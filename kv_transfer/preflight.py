@@ -137,8 +137,8 @@ async def measure(
             over_tcp.add(arrived >= size)
     gb_per_s = size / statistics.median(seconds[1:]) / 1e9
     name = transport or transport_name(mover, peer, over_tcp.pop() if len(over_tcp) == 1 else None)
-    places = (memory_name(pool.memory, pool.device_id) for pool in (peer, mine))
-    memory = " to ".join(places)
+    names = (memory_name(pool.memory, pool.device_id) for pool in (peer, mine))
+    memory = " to ".join(names)
     return PreflightReport(
         name, gb_per_s, seconds[0] * 1e3, size, gb_per_s < floor_gb_per_s, memory
     )

@@ -43,7 +43,7 @@ class ReadShape:
     granter_parts: int
     reader_parts: int
     cuts: tuple[Cut, ...]
-    # Where ranks have pools: of each slab that is read, its place among the granter's slabs, rank
+    # Where ranks have pools: of each slab that is read, its index among the granter's slabs, rank
     # after rank; and how many those are. Else empty: the slabs of both ends are the same.
     slabs: tuple[int, ...] = ()
     granter_slabs: int = 0

@@ -66,11 +66,11 @@ def write_weights(
     end = 0
     for name, values in _tensors(shape, seed, said, known):
         part = (values if dtype == "float32" else _bfloat16(values)).tobytes()
-        place = [end, end := end + len(part)]
+        offsets = [end, end := end + len(part)]
         header[name] = {
             "dtype": _DTYPE_NAMES[dtype],
             "shape": values.shape,
-            "data_offsets": place,
+            "data_offsets": offsets,
         }
         parts.append(part)
     _write_safetensors(path, header, parts)

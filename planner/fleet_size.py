@@ -73,12 +73,12 @@ class SizeDecision:
 @dataclass(frozen=True, slots=True)
 class PoolState:
     """`asked` workers are those that the orchestrator has been asked for, `last_id` names the one
-    that it would remove first, `changing` are the ids of those whose role changes, `overdue` counts
-    those that were asked for and do not get ready. The orchestrator takes no number below
-    `least`."""
+    that it would remove first (None: none is asked for), `changing` are the ids of those whose role
+    changes, `overdue` counts those that were asked for and do not get ready. The orchestrator takes
+    no number below `least`."""
 
     asked: int
-    last_id: str
+    last_id: str | None
     changing: frozenset[str]
     overdue: int = 0
     least: int = 1

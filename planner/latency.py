@@ -41,8 +41,8 @@ def weighted_quantiles(
     exceed."""
     order = np.argsort(values, kind="stable")
     below = np.cumsum(counts[order])
-    places = np.searchsorted(below, np.asarray(shares) * below[-1], side="left")
-    return [float(values[order[min(place, len(order) - 1)]]) for place in places]
+    indices = np.searchsorted(below, np.asarray(shares) * below[-1], side="left")
+    return [float(values[order[min(index, len(order) - 1)]]) for index in indices]
 
 
 def latency_lines(latencies: Mapping[str, Latency | None]) -> list[str]:

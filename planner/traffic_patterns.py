@@ -50,9 +50,9 @@ def arrivals(trace: Sequence[TraceRequest], pattern: Pattern, seed: int = 0) -> 
             continue
         heavy = pattern.prompt_heavy
         part = int(heavy is not None and rng.random() >= heavy(now_s))
-        again, place = divmod(used[part], len(parts[part]))
+        again, index = divmod(used[part], len(parts[part]))
         used[part] += 1
-        request = parts[part][place]
+        request = parts[part][index]
         blocks = tuple(each | again << AGAIN_BIT for each in request.blocks)
         found.append(replace(request, arrived_s=now_s, blocks=blocks))
     return found

@@ -223,7 +223,7 @@ class PrefillScheduler:
             elif (reason := result.failed.get(index)) is not None:
                 if not (isinstance(reason, OutOfMemory) and self._chunks.cut(chunk)):
                     self.fail(prompt, reason)
-            elif chunk.last and prompt.masks is not None and prompt.masks.error:
+            elif chunk.last and prompt.masks is not None and prompt.masks.error is not None:
                 self.fail(prompt, InvalidRequest(over_limits(prompt.masks.error)))
             else:
                 self._chunks.commit(chunk)

@@ -42,9 +42,10 @@ from baton.runtime import logs
 from baton.runtime.config import NO_GRPC, Config, RouterConfig
 from baton.runtime.errors import ConfigError
 from baton.runtime.exposition import process_gauges, standard_names
-from baton.runtime.http_server import HttpServer, listen
 from baton.runtime.identity import cluster_key
 from baton.runtime.registry_client import RegistryClient
+from baton.runtime.serving.client_tls import ClientTls, client_tls
+from baton.runtime.serving.http_server import HttpServer, listen
 from baton.runtime.shared_registry.report_exchange import ReportExchange
 
 LAST_EVENT_S = 5  # for clients to read the last event of a stream that is ended
@@ -73,9 +74,10 @@ async def serve_router(
     port answers (/readyz says whether workers are there); before it, `grpc_ready` with the gRPC
     host:port and `admin_ready` with the admin port, where there is one. `token` keys the identities
     of blocks; without a `dialer` it is sent to the workers too; `reports` reaches the other
-    routers. Raises ConfigError for a port in use or a reachable host without keys, ModelError for
-    the model's folder."""
+    routers. Raises ConfigError for a port in use, a reachable host without keys or a certificate
+    that cannot be used, ModelError for the model's folder."""
     check_exposure(config.router)
+    tls = client_tls(config.router.tls)
     card = read_card(model_folder, model_name)
     tokenizer = HfTokenizer(card.tokenizer_file)
     grammars = GrammarValidator(vocabulary_file(card))
@@ -93,9 +95,9 @@ async def serve_router(
             timing=FleetTiming(config.step, config.slo.itl_s),
         )
         router = _router(config, card, fleet, tokenizer, grammars, key)
-        async with _admin_port(router, admin, admin_ready):
-            front = await _grpc_front(router, grpc_ready)
-            await _serve(router, _http_server(router, listener, ready), front)
+        async with _admin_port(router, admin, admin_ready, tls):
+            front = await _grpc_front(router, grpc_ready, tls)
+            await _serve(router, _http_server(router, listener, ready, tls), front)
     finally:
         listener.close()
         await grammars.close()
@@ -150,10 +152,12 @@ def vocabulary_file(card: ModelCard) -> VocabularyFile:
     return VocabularyFile(card.tokenizer_file, card.vocab_size, sorted(card.end_tokens))
 
 
-async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> GrpcFrontend | None:
+async def _grpc_front(
+    router: Router, ready: Callable[[str], None] | None, tls: ClientTls | None
+) -> GrpcFrontend | None:
     if router.config.grpc_port == NO_GRPC:
         return None
-    front = GrpcFrontend(router)
+    front = GrpcFrontend(router, tls)
     address = await front.start()
     if ready is not None:
         ready(address)
@@ -162,13 +166,16 @@ async def _grpc_front(router: Router, ready: Callable[[str], None] | None) -> Gr
 
 @contextlib.asynccontextmanager
 async def _admin_port(
-    router: Router, access: AdminAccess | None, ready: Callable[[int], None] | None
+    router: Router,
+    access: AdminAccess | None,
+    ready: Callable[[int], None] | None,
+    tls: ClientTls | None,
 ) -> AsyncIterator[None]:
     """Serve the admin port within the block, if there is to be one."""
     if access is None:
         yield
         return
-    admin = AdminPort(router, access)
+    admin = AdminPort(router, access, tls)
     await admin.start()
     if ready is not None:
         ready(admin.port)
@@ -179,7 +186,10 @@ async def _admin_port(
 
 
 def _http_server(
-    router: Router, listener: socket.socket, ready: Callable[[str], None] | None
+    router: Router,
+    listener: socket.socket,
+    ready: Callable[[str], None] | None,
+    tls: ClientTls | None,
 ) -> HttpServer:
     return HttpServer(
         AuthMiddleware(build_app(router), router.config.api_keys, router.config.cors_origins),
@@ -190,7 +200,8 @@ def _http_server(
         keep_alive_s=KEEP_ALIVE_S,
         # BoundedHttpProtocol refuses before
         limit_concurrency=router.config.max_connections + 1,
-        on_started=lambda: ready(url_of(listener)) if ready is not None else None,
+        on_started=lambda: ready(url_of(listener, tls)) if ready is not None else None,
+        tls=tls,
     )
 
 
@@ -292,6 +303,7 @@ def bind(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
         ) from error
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, tls: ClientTls | None = None) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

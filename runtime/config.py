@@ -20,7 +20,6 @@ from baton.runtime.setting import setting
 PlacementMode = Literal["auto", "disaggregated", "local"]
 ToolCalls = Literal["auto", "none", "hermes", "llama", "mistral",
                     "qwen3_coder", "glm", "deepseek_v3", "deepseek_v31", "gpt_oss"]  # fmt: skip
-OpenApi = Literal["auto", "on", "off"]
 ControlTokensInChats = Literal["text", "tokens"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int4"]
@@ -56,6 +55,11 @@ class RouterConfig:
         low=NO_GRPC,
         high=_PORTS,
     )
+    tls: str = setting(
+        "",
+        "Folder with tls.crt and tls.key, a certificate and its key in PEM, for TLS with clients; "
+        "empty: plain text.",
+    )
     api_keys: tuple[str, ...] = setting(
         (), "API keys of which a client must send one; with an empty list, none is required."
     )
@@ -90,9 +94,6 @@ class RouterConfig:
         "auto",
         "Format in which the model writes tool calls; auto takes the one that its chat template "
         "prints.",
-    )
-    openapi: OpenApi = setting(
-        "auto", "Whether /openapi.json describes the API; auto serves it on a loopback host only."
     )
     control_tokens: ControlTokensInChats = setting(
         "text",
@@ -157,10 +158,6 @@ class RouterConfig:
     def on_loopback(self) -> bool:
         """Whether only this machine can reach the router."""
         return is_loopback(self.host)
-
-    @property
-    def publishes_openapi(self) -> bool:
-        return self.openapi == "on" or (self.openapi == "auto" and self.on_loopback)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,10 +72,10 @@ def bind_request(request_id: str, **fields: object) -> AbstractContextManager[No
 def fault_of(error: BaseException) -> str:
     """Return the type of an unexpected error and the line that raised it. Neither has a client's
     text, which the error's own text may repeat."""
-    place = ""
+    location = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        place = f" at {frame.f_code.co_filename}:{line}"
-    return type(error).__name__ + place
+        location = f" at {frame.f_code.co_filename}:{line}"
+    return type(error).__name__ + location
 
 
 def _withhold_text(_: object, __: str, event: _Event) -> _Event:

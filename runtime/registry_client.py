@@ -136,9 +136,14 @@ class ThreadedRegistry:
                 waiters = [waiter for waiter in job.waiters if not waiter.done()]
             self._waiting[kind] = _Job(work, loop, [*waiters, future])
             if not self._running:
-                self._running = True
-                # a daemon: a process can end while its file system hangs
-                threading.Thread(target=self._run, name="registry", daemon=True).start()
+                try:
+                    # a daemon: a process can end while its file system hangs
+                    threading.Thread(target=self._run, name="registry", daemon=True).start()
+                except RuntimeError as error:  # no thread or memory left: the next call tries again
+                    del self._waiting[kind]
+                    _settle([*waiters, future], None, OSError(f"registry: {error}"))
+                else:
+                    self._running = True
         return future
 
     def _run(self) -> None:

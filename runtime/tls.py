@@ -9,18 +9,18 @@ TLS 1.2 is refused (tls_version.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 
 import grpc
 
 from baton.runtime import logs, tls_version
-from baton.runtime.certificates import Certificates, read, stamp
+from baton.runtime.certificates import Certificates, Stamp, read, stamp
+from baton.runtime.certificates_in_use import CertificatesInUse, Clock, utc_now
 from baton.runtime.cluster_config import SecurityConfig
-from baton.runtime.errors import ConfigError
 
 log = logs.get(__name__)
 
-Clock = Callable[[], datetime]
 # how gRPC reports that the two sides do not trust each other
 _FAILED_HANDSHAKE = ("handshake failed", "Hostname Verification", "CERTIFICATE")
 _NO_COMMON_VERSION = "ALERT_HANDSHAKE_FAILURE"
@@ -44,13 +44,10 @@ class Tls:
     """Raises ConfigError where the files do not fit, by setting and remedy, or
     where TLS 1.2 would be accepted."""
 
-    def __init__(self, security: SecurityConfig, now: Clock = lambda: datetime.now(UTC)) -> None:
+    def __init__(self, security: SecurityConfig, now: Clock = utc_now) -> None:
         tls_version.check_enforced()
         self._security = security
-        self._now = now
-        self._stamp = stamp(security)  # first: a later change is read again
-        self._held = read(security, now())
-        self._logged: str | None = None  # the last fault
+        self._in_use = CertificatesInUse(_ProcessFiles(security), now)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return credentials for one channel, which keeps them while it is open."""
@@ -65,56 +62,57 @@ class Tls:
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return credentials that ask every caller for a certificate of the authority."""
-        given = self.current()
-
-        def changed() -> grpc.ServerCertificateConfiguration | None:  # in a thread of gRPC's
-            nonlocal given
-            held = self.current()
-            if held is given:
-                return None
-            given = held
-            return _configuration(held)
-
-        return grpc.dynamic_ssl_server_credentials(
-            _configuration(given),
-            changed,  # type: ignore[arg-type]  # None is right too: nothing has changed
-            True,
-        )
+        return credentials_of(self.current, ask_callers=True)
 
     def current(self) -> Certificates:
         """Return the certificates in the files, or those of the last read that succeeded."""
-        faults = [fault for fault in (self._read_changes(), self._expiry()) if fault is not None]
-        fault = "; ".join(faults) if faults else None
-        if fault is not None and fault != self._logged:  # not for every connection
-            log.error("certificate unusable", reason=fault)
-        self._logged = fault
-        return self._held
+        return self._in_use.current()
 
-    def _expiry(self) -> str | None:
-        """Return that the certificate in use has ended, or None."""
-        if self._held.ends > self._now():
-            return None
+
+@dataclass(frozen=True, slots=True)
+class _ProcessFiles:
+    """The files of `security`."""
+
+    security: SecurityConfig
+
+    def stamp(self) -> Stamp:
+        return stamp(self.security)
+
+    def read(self, now: datetime) -> Certificates:
+        return read(self.security, now)
+
+    def ended(self, ends: datetime) -> str:
         return (
-            f"the certificate in {self._security.certificate} (security.certificate) ended at "
-            f"{self._held.ends:%F %T} UTC and other processes refuse it: put a new one there"
+            f"the certificate in {self.security.certificate} (security.certificate) ended at "
+            f"{ends:%F %T} UTC and other processes refuse it: put a new one there"
         )
 
-    def _read_changes(self) -> str | None:
-        """Read the files if they have changed. Return why they cannot be used, or None."""
-        found = stamp(self._security)
-        if found == self._stamp:
+
+def credentials_of(
+    current: Callable[[], Certificates], *, ask_callers: bool
+) -> grpc.ServerCredentials:
+    """Return credentials that show each new connection what `current` returns then; with
+    `ask_callers` a caller has to show a certificate of its authority."""
+    given = current()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:  # in a thread of gRPC's
+        nonlocal given
+        held = current()
+        if held is given:
             return None
-        try:
-            self._held = read(self._security, self._now())
-        except ConfigError as error:
-            return f"a changed certificate is not used: {error}"
-        self._stamp = found
-        log.info("certificate reloaded", ends=self._held.ends.isoformat())
-        return None
+        given = held
+        return _configuration(held)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(given),
+        changed,  # type: ignore[arg-type]  # None is right too: nothing has changed
+        ask_callers,
+    )
 
 
 def _configuration(held: Certificates) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(held.key, held.chain)], held.authority)
+    pairs = [(held.key, held.chain)]
+    return grpc.ssl_server_certificate_configuration(pairs, held.authority or None)
 
 
 def advice(detail: str) -> str:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,7 @@ class Report:
     ends: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
     seeds_per_s: float = 0.0
-    mutation: str = ""
+    mutation: str | None = None
 
     def add(self, outcome: lab.Outcome, *, past: bool) -> None:
         self.past += past
@@ -98,7 +99,7 @@ def run(
     first: int,
     count: int,
     *,
-    mutation: str = "",
+    mutation: str | None = None,
     keep: Sequence[int] | None = None,
     stop_at_first: bool = False,
     past: bool = True,
@@ -122,19 +123,19 @@ def run(
 class _How:
     """Seeds are run so."""
 
-    mutation: str
+    mutation: str | None
     broken: patches.Mutation
     kind: EngineKind
 
     def run(self, scenario: Scenario) -> lab.Outcome:
         outcome = lab.run(scenario, self.broken, kind=self.kind)
-        if self.mutation:  # what only breaks down is not caught
+        if self.mutation is not None:  # what only breaks down is not caught
             outcome.breaches = patches.broken_promises(outcome.breaches)
         return outcome
 
     def arguments(self) -> str:
         engine = f" --engine {self.kind.name}" if self.kind is not HASHES else ""
-        return engine + (f" --mutation {self.mutation}" if self.mutation else "")
+        return engine + ("" if self.mutation is None else f" --mutation {self.mutation}")
 
 
 def _run(
@@ -170,13 +171,15 @@ def _scenario(seed: int, keep: Sequence[int] | None) -> Scenario:
     if keep is None:
         return scenario
     last = len(scenario.events) - 1
-    if any(place > last for place in keep):
+    if any(index > last for index in keep):
         raise ConfigError(f"--keep: seed {seed} has the events 0 to {last}")
     return scenario.only(tuple(keep))
 
 
-def _named(name: str) -> patches.Mutation:
-    """A deliberate break, or a past bug without its fix."""
+def _named(name: str | None) -> patches.Mutation:
+    """Return a deliberate break, or a past bug without its fix; for None, nothing is broken."""
+    if name is None:
+        return nullcontext
     bug = regressions.PAST_BUGS.get(name)
     return partial(patches.applied, bug.undo) if bug else mutations.named(name)
 
@@ -198,7 +201,7 @@ def _shown(
     if shorten or keep is not None:
         command += f" --keep {','.join(map(str, kept))}"
     command += how.arguments()
-    events = [f"  {place}: {scenario.events[place]}" for place in kept] if shorten else []
+    events = [f"  {index}: {scenario.events[index]}" for index in kept] if shorten else []
     return [f"seed {outcome.seed}: {breaches[0]}", *breaches[1:4], *events, f"  again: {command}"]
 
 
@@ -244,7 +247,7 @@ def faults(
     *,
     jobs: int = 1,
     json_file: Path | None = None,
-    mutation: str = "",
+    mutation: str | None = None,
     keep: Sequence[int] | None = None,
     model: Path | None = None,
 ) -> int:
@@ -255,10 +258,10 @@ def faults(
         raise ConfigError("--seeds and --jobs: give 1 or more")
     if json_file is not None and not json_file.parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}")
-    if jobs > 1 and keep is None and not mutation:
+    if jobs > 1 and keep is None and mutation is None:
         report = run_jobs(first, count, min(jobs, count), model)
     else:
-        kind, stop = _kind(model), bool(mutation)
+        kind, stop = _kind(model), mutation is not None
         report = run(first, count, mutation=mutation, keep=keep, stop_at_first=stop, kind=kind)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
@@ -266,7 +269,7 @@ def faults(
     if report.proves_nothing and keep is None and not report.failing_seeds:
         print("every seed was void: too little load before its fault, so nothing has been proved")
         return 1
-    return int(bool(report.failing_seeds) != bool(mutation))
+    return int(bool(report.failing_seeds) != (mutation is not None))
 
 
 def _kind(model: Path | None) -> EngineKind:
@@ -292,7 +295,7 @@ def summary_line(report: Report) -> str:
         f"{sum(report.faults.values())} faults, {report.migrations} migrations, "
         f"{failing} failing seeds{which}, {report.seeds_per_s:g} seeds/s"
     )
-    if not report.mutation:
+    if report.mutation is None:
         return text
     verdict = f"caught by seed {report.failing_seeds[0]}" if failing else "NOT CAUGHT"
     return f"{text}; mutation {report.mutation}: {verdict}"

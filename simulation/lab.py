@@ -355,14 +355,14 @@ def shrink(
     scenario: Scenario,
     fails: Callable[[Scenario], bool],
 ) -> tuple[int, ...]:
-    """The places of fewest events that still fail, by leaving out one after the other until
+    """The indices of fewest events that still fail, by leaving out one after the other until
     none can be left out."""
     kept = tuple(range(len(scenario.events)))
     again = True
     while again:
         again = False
-        for place in reversed(kept):
-            fewer = tuple(other for other in kept if other != place)
+        for index in reversed(kept):
+            fewer = tuple(other for other in kept if other != index)
             if fails(scenario.only(fewer)):
                 kept, again = fewer, True
     return kept

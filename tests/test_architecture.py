@@ -146,6 +146,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "runtime": {
         ".": set(),
+        "serving": {"."},
         "settings": {"."},
         "exposition": {"."},
         "telemetry": {"."},
@@ -187,7 +188,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "serve": {"host"},
         "nodes": {"host", "processes", "control", "serve"},
         "monitoring": set(),
-        "bench": {"serve"},
+        "bench": {"host", "serve"},
         "plots": {"host", "bench"},
         "cli": {"host", "serve", "processes", "control", "nodes", "bench", "plots"},
     },

@@ -142,9 +142,9 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, int]]:
 def _called(node: ast.Call, names: _Names) -> Iterator[str]:
     given = {argument.arg: argument.value for argument in node.keywords}
     called = names.of(node.func)
-    places = {place for name, place in PLACE.items() if name in called}
+    indices = {index for name, index in PLACE.items() if name in called}
     risky = [given[name] for name in RISKY if name in given]
-    risky += [node.args[place] for place in places if place < len(node.args)]
+    risky += [node.args[index] for index in indices if index < len(node.args)]
     if any(not (isinstance(value, ast.Constant) and not value.value) for value in risky):
         yield f"{ast.unparse(node.func)}({'|'.join(RISKY)})"
     if called & {"yaml.load", "yaml.load_all"}:

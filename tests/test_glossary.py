@@ -35,6 +35,17 @@ BANNED_NAMES = {
     "breaks", "first_contact", "fixed_weights", "generation", "greeting", "intake", "misfits",
     "move_budget", "move_turns", "peer_calls", "rolls", "sum_cache", "welcome", "whole_vectors",
 }  # fmt: skip
+# A place is that of a request or a worker on a worker or a node, and only these files choose one;
+# elsewhere it is an index, an offset, a position. In a training text it is a place.
+PLACEMENT = tuple(
+    str(ROOT / name)
+    for name in (
+        "router/dispatch/", "router/fleet/", "deploy/serve/ray_driver.py", "simulation/capacity/",
+        "simulation/invariants/", "benchmarks/placement/", "benchmarks/fleets/chat_replay.py",
+        "tests/support/placement_scene.py", "tests/support/dispatch_scene.py", "models/corpus/",
+    )
+)  # fmt: skip
+PLACE = re.compile(r"\bplaces?\b", re.IGNORECASE)
 # Of people "who" is right, and training texts have the words of people.
 PEOPLE_WHO = re.compile(r"\b(?:anyone|attacker|author|operator|those|users?) who\b", re.IGNORECASE)
 TEXTS_OF_PEOPLE = ROOT / "models" / "corpus"
@@ -70,6 +81,14 @@ def offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield line, f"name: {name}"
 
 
+def misplaced(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each position that is called a place."""
+    for node in ast.walk(tree):
+        for name in names(node):
+            if PLACE.search(words_of(name)):
+                yield getattr(node, "lineno", 1), f"name of a position: {name}"
+
+
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and banned words of docstrings and of all other texts of code."""
     for node in ast.walk(tree):
@@ -89,14 +108,16 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def of_file(path: Path) -> list[str]:
-    place, text = path.relative_to(ROOT), path.read_text()
+    relative, text = path.relative_to(ROOT), path.read_text()
     tree = ast.parse(text)
     breaches = [*offences(tree), *comments(text)]
     if not path.is_relative_to(TEXTS_OF_PEOPLE):
         breaches += texts(tree)
-    found = [f"{place}:{line} {what}" for line, what in breaches]
+    if not str(path).startswith(PLACEMENT):
+        breaches += misplaced(tree)
+    found = [f"{relative}:{line} {what}" for line, what in breaches]
     if path.stem in BANNED_NAMES or BANNED_WORD.search(words_of(path.stem)):
-        found.append(f"{place} name of a module")
+        found.append(f"{relative} name of a module")
     return found
 
 
@@ -147,9 +168,9 @@ def banned_in_docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_names_and_docstrings_of_tests_use_these_words() -> None:
     wrong = []
     for path in sources("tests"):
-        place, tree = path.relative_to(ROOT), ast.parse(path.read_text())
-        wrong += [f"{place} {name}" for name in wrong_test_names(tree)]
-        wrong += [f"{place}:{line} {found}" for line, found in banned_in_docstrings(tree)]
+        relative, tree = path.relative_to(ROOT), ast.parse(path.read_text())
+        wrong += [f"{relative} {name}" for name in wrong_test_names(tree)]
+        wrong += [f"{relative}:{line} {found}" for line, found in banned_in_docstrings(tree)]
     assert wrong == []
 
 
@@ -169,12 +190,12 @@ def test_a_wrong_name_of_a_test_is_found(name: str, wrong: bool) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_class_names_are_unique_within_a_package(package: str) -> None:
-    places: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for path in sources(package):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+                files.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize(
@@ -201,6 +222,17 @@ def test_class_names_are_unique_within_a_package(package: str) -> None:
 )
 def test_a_breach_is_found(code: str) -> None:
     assert [*offences(ast.parse(code)), *texts(ast.parse(code)), *comments(code)]
+
+
+@pytest.mark.parametrize(
+    "code", ["for place in order: ...", "class Places: ...", "a.tile_place = 1"]
+)
+def test_a_position_called_a_place_is_found(code: str) -> None:
+    assert [*misplaced(ast.parse(code))]
+
+
+def test_a_replaced_name_is_no_place() -> None:
+    assert not [*misplaced(ast.parse("replaced = placement = workplace = 1"))]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Names are imported from the module that defines them, and compilers only where kernels live."""
+"""Names are imported from the module that defines them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.test_architecture import ROOT, all_sources, imports, sources, unpackaged_sources
-
-# draws stand apart from the model's kernels (decision 0080), checksums below the engine (0004)
-COMPILED_IN = ("engine/cpu/", "engine/cpu_draws/", "kv_transfer/checksum_numba.py")
-HOMES = {"numba": COMPILED_IN, "llvmlite": COMPILED_IN, "triton": ("engine/triton/",)}
 
 
 def test_a_name_is_imported_from_where_it_is_defined() -> None:
@@ -51,17 +45,6 @@ def borrowed(module: str) -> frozenset[str]:
 def test_borrowed_names_are_found() -> None:
     assert "cache" in borrowed("tests.test_import_homes")
     assert "borrowed" not in borrowed("tests.test_import_homes")
-
-
-@pytest.mark.parametrize("compiler", HOMES)
-def test_kernels_live_in_the_folders_of_kernels(compiler: str) -> None:
-    using = {
-        str(path.relative_to(ROOT))
-        for path in all_sources()
-        for name, _ in imports(path)
-        if name.split(".")[0] == compiler
-    }
-    assert using and all(each.startswith(HOMES[compiler]) for each in using)
 
 
 def test_the_fleet_knows_limits_of_prompts_and_no_validator() -> None:

@@ -85,7 +85,7 @@ class HostSide:
         request = Request(
             request_id=str(number),
             attempt=1,
-            prompt=[(number + place) % VOCABULARY for place in range(PROMPT_TOKENS)],
+            prompt=[(number + index) % VOCABULARY for index in range(PROMPT_TOKENS)],
             sampling=SamplingParams(temperature=0.0),
             wire_sampling=worker_pb2.Sampling(),
             max_tokens=OUTPUT_TOKENS,

@@ -125,7 +125,7 @@ class RawReader:
                 first_tokens = first_tokens or message.HasField("first_tokens")
         # The granter computes checksums in this time.
         await asyncio.sleep(SETTLE_S)
-        return [offered[place] for place in sorted(offered)]
+        return [offered[index] for index in sorted(offered)]
 
     async def close(self) -> None:
         await self._channel.close()

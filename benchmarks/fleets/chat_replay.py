@@ -137,10 +137,10 @@ class ChatReplay:
         self._count += 1
         heapq.heappush(self._events, _Event(max(at_s, self._now_s), self._count, act))
 
-    def _arrive(self, number: int, place_in_chat: int) -> None:
+    def _arrive(self, number: int, turn_index: int) -> None:
         chat = self._chats[number]
-        turn = chat.turns[place_in_chat]
-        names = chat.identities(place_in_chat, turn.input_tokens, BLOCK_TOKENS, number)
+        turn = chat.turns[turn_index]
+        names = chat.identities(turn_index, turn.input_tokens, BLOCK_TOKENS, number)
         names = names[: (turn.input_tokens - 1) // BLOCK_TOKENS]  # the last token is computed
         placement = self._place(turn, names)
         decode = self._workers[placement.decode.worker_id]
@@ -160,10 +160,10 @@ class ChatReplay:
         def answered() -> None:
             decode.running -= 1
             computed = turn.input_tokens + turn.output_tokens - 1
-            self._store(decode, chat.identities(place_in_chat, computed, BLOCK_TOKENS, number))
-            if place_in_chat + 1 < len(chat.turns):
-                following = chat.turns[place_in_chat + 1]
-                self._later(following.at_s, lambda: self._arrive(number, place_in_chat + 1))
+            self._store(decode, chat.identities(turn_index, computed, BLOCK_TOKENS, number))
+            if turn_index + 1 < len(chat.turns):
+                following = chat.turns[turn_index + 1]
+                self._later(following.at_s, lambda: self._arrive(number, turn_index + 1))
 
         self._later(ready_s, lambda: self._store(decode, names))
         self._later(ended_s, answered)
@@ -178,8 +178,6 @@ class ChatReplay:
         )
         fleet, holders = FleetView(self._roster), self._index.holders(names)
         groups = open_groups(need, fleet)
-        if not isinstance(groups, list):
-            raise groups
         return place(
             PlacementInput(
                 need, fleet, groups, lambda kv_format: holders, "auto", self._read_cached

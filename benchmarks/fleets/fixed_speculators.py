@@ -1,5 +1,5 @@
 """Speculators whose drafts have a fixed length, whether that pays or not: for benchmarks in which
-two runs must propose at the same places. Owned by a worker, as any speculator is.
+two runs must propose at the same positions. Owned by a worker, as any speculator is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FixedSpeculator(Speculator):
 
 
 class FixedDraft(Speculator):
-    """A draft model or head of a fixed length, so that two runs propose at the same places."""
+    """A draft model or head of a fixed length, so that two runs propose at the same positions."""
 
     def __init__(self, longest: int, drafting: Drafting = "draft") -> None:
         super().__init__(None, longest, drafting)

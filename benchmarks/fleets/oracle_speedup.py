@@ -74,7 +74,7 @@ class OraclePair:
     def _formula(self, share: float) -> float:
         off, on = (each.policy.step_costs for each in self._made)
         cost = float(on.seconds(self._longest + 1)) / float(off.seconds(1))
-        return sum(share**place for place in range(self._longest + 1)) / cost
+        return sum(share**index for index in range(self._longest + 1)) / cost
 
 
 async def timed(client: Client, ask: dict[str, Any]) -> tuple[list[int], float]:

@@ -69,10 +69,10 @@ async def unlike_ratios(
         found = []
         for number in range(-1, rounds):
             seconds = [(0.0, 0.0)] * 2
-            for place in (0, 1) if number % 2 else (1, 0):
+            for index in (0, 1) if number % 2 else (1, 0):
                 tokens = dice.choices(prompt[0], k=prompt[1])
-                answer = await links[place].ask(tokens, OUTPUT_TOKENS, local=False)
-                seconds[place] = answer.ttft_s, answer.ttft_s + answer.gaps_s[0]
+                answer = await links[index].ask(tokens, OUTPUT_TOKENS, local=False)
+                seconds[index] = answer.ttft_s, answer.ttft_s + answer.gaps_s[0]
             (first, second), (unlike_first, unlike_second) = seconds
             found += [(unlike_first / first, unlike_second / second)] if number >= 0 else []
         for link in links:

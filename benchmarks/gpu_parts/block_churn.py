@@ -97,11 +97,11 @@ class BlockChurn:
                 sequence.names += name
                 sequence.left -= 1
         # Where no block is left, the first ends early, as one that is preempted would.
-        for place, sequence in reversed(list(enumerate(self._growing))):
-            if sequence.left <= 0 or (place == 0 and not self.reader.available):
+        for index, sequence in reversed(list(enumerate(self._growing))):
+            if sequence.left <= 0 or (index == 0 and not self.reader.available):
                 self.reader.release(sequence.blocks, Hold.USED)
                 self._ended.append(sequence.names)
-                del self._growing[place]
+                del self._growing[index]
         del self._ended[:-CONVERSATIONS]
 
 

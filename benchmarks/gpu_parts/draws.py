@@ -114,9 +114,9 @@ def _penalized(row: int, vocab: int) -> Draw:
 def sorted_draw(logits: Tensor, params: SamplingParams) -> Tensor:
     """int64 [rows]: a draw of each row of `logits` [rows, vocab] by top-k and top-p, from one
     sort, as engines do it that have no kernel for that; an exponential race picks the token."""
-    ordered, places = (logits / params.temperature).sort(dim=-1, descending=True)
+    ordered, tokens = (logits / params.temperature).sort(dim=-1, descending=True)
     ordered[:, params.top_k :] = -torch.inf
     masses = ordered.softmax(dim=-1)
     masses.masked_fill_(masses.cumsum(dim=-1) - masses >= params.top_p, 0.0)
     won = (masses / torch.empty_like(masses).exponential_()).argmax(dim=-1, keepdim=True)
-    return places.gather(1, won)[:, 0]
+    return tokens.gather(1, won)[:, 0]

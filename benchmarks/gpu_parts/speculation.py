@@ -127,7 +127,7 @@ def oracle_proposals(prompts: Sequence[Sequence[int]], answers: Sequence[Sequenc
     def propose(sequence: int, text: Sequence[int]) -> list[int]:
         at = len(text) - len(prompts[sequence])
         right = answers[sequence][at : at + PROPOSED]
-        return [token ^ ((at + place) % 4 == 3) for place, token in enumerate(right)]
+        return [token ^ ((at + index) % 4 == 3) for index, token in enumerate(right)]
 
     return propose
 

@@ -122,12 +122,12 @@ def least_tokens(chats: Sequence[Chat]) -> int:
     known: dict[int, int] = {}  # tokens of each chat's stream that are computed or drawn
     total = 0
     arrivals = [
-        (turn.at_s, number, place)
+        (turn.at_s, number, index)
         for number, chat in enumerate(chats)
-        for place, turn in enumerate(chat.turns)
+        for index, turn in enumerate(chat.turns)
     ]
-    for _, number, place in sorted(arrivals):
-        turn = chats[number].turns[place]
+    for _, number, index in sorted(arrivals):
+        turn = chats[number].turns[index]
         full = turn.hash_ids[: turn.input_tokens // HASHED_TOKENS]
         shared = next((n for n, name in enumerate(full) if name not in seen), len(full))
         held = max(known.get(number, 0), shared * HASHED_TOKENS)

@@ -8,6 +8,7 @@ benchmarks/peers/README.md. Owns the processes; `close` ends them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -81,8 +82,10 @@ class PeerProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         os.killpg(self._process.pid, signal.SIGKILL)  # not yet waited for, so the group exists
         self._process.wait(10)
-        for each in (self._process.stdin, self._process.stdout, self._log):
-            each.close()
+        with contextlib.suppress(BrokenPipeError):  # it ended before it read what was asked
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._log.close()
 
     def _failure(self, what: str) -> RuntimeError:
         self._log.seek(0)

@@ -9,7 +9,6 @@ are as many connections as requests under way. Knows nothing of OpenAI.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from baton.deploy.host.router_trust import fault_of, https_context
 from baton.runtime.errors import BatonError, ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -49,7 +49,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, url: str, api_key: str | None) -> ServerAddress:
-        """Read http://HOST:PORT, with or without /v1. Raises ConfigError."""
+        """Read http://HOST:PORT or https://HOST:PORT, with or without /v1. Raises ConfigError."""
         wrong = ConfigError(f"{url} is no URL of a server: write it as http://127.0.0.1:8000")
         try:
             parts = urlsplit(url)
@@ -171,7 +171,7 @@ class HttpClient:
         self._address = address
         self._clock = clock
         self._free: list[Connection] = []
-        self._tls = ssl.create_default_context() if address.tls else None
+        self._tls = https_context(address.host, address.port) if address.tls else None
 
     async def post(self, path: str, body: bytes, sink: ResponseSink) -> None:
         """Send a body and feed the answer to `sink`. Raises ExchangeFailed.
@@ -211,5 +211,6 @@ class HttpClient:
         except TimeoutError as error:
             raise ExchangeFailed("connect", f"no connection in {CONNECT_TIMEOUT_S:g} s") from error
         except OSError as error:
-            raise ExchangeFailed("connect", str(error)) from error
+            url = f"https://{address.host}:{address.port}"
+            raise ExchangeFailed("connect", fault_of(url, error) or str(error)) from error
         return connection

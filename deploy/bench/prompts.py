@@ -114,7 +114,7 @@ def _pieces(
 ) -> Iterator[tuple[str, int]]:
     """Yield the key and the number of parts of each piece; together they have `parts`."""
     block_parts = asked.block_tokens * parts_per_token
-    edges = [min(round(place * block_parts), parts) for place in range(len(asked.blocks) + 1)]
+    edges = [min(round(index * block_parts), parts) for index in range(len(asked.blocks) + 1)]
     for block, (first, end) in zip(asked.blocks, pairwise(edges), strict=True):
         if end > first:
             yield f"block {block}", end - first
@@ -123,7 +123,7 @@ def _pieces(
 
 
 def _mark(key: str, choices: int) -> tuple[int, list[int]]:
-    """Return a piece's place in the fixed text, and the numbers that begin it."""
+    """Return a piece's position in the fixed text, and the numbers that begin it."""
     digest = blake2b(key.encode(), digest_size=4 * MARK_PARTS + 4).digest()
     numbers = [int.from_bytes(digest[at : at + 4]) for at in range(0, len(digest), 4)]
     return numbers[0] % TEXT_PARTS, [each % choices for each in numbers[1:]]

@@ -133,7 +133,7 @@ def _bench(options: argparse.Namespace) -> int:
     objectives = read_objectives(options.slo)
     if options.plot is not None:
         require_matplotlib()
-    url = options.url or running_url()
+    url = options.url or running_url(_api_key(options.api_key_file))
     raise_open_file_limit()  # the open loop has a connection for each request under way
     plan = _plan(options, url)
     result = run_bench(plan, progress_bar("bench"))

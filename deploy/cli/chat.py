@@ -1,8 +1,8 @@
 """The OpenAI API from the client's side, for the terminal: the models that are served, and one
 streamed chat.
 
-Standard library alone. What the server answers in error becomes one of our errors with its own
-words. Keeps no conversation (`chat_session`).
+By TLS where the URL begins with https://. What the server answers in error becomes one of our
+errors with its own words. Keeps no conversation (`chat_session`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from baton.deploy.host.router_trust import connect, fault_of
 from baton.runtime.errors import BatonError, ConfigError, Unavailable
 
 TIMEOUT_S = 120.0  # without any byte from the server
@@ -39,9 +41,12 @@ class ServedModel:
 
 
 class ChatClient:
-    """A server's chat endpoint. `url` is the server's root, as in http://127.0.0.1:8000."""
+    """A server's chat endpoint. `url` is the server's root, as in http://127.0.0.1:8000;
+    `certificate` is the PEM file of the certificate that an https:// server has to present."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, certificate: Path | None = None
+    ) -> None:
         wrong = ConfigError(f"{url} is no URL of a server: write it as http://127.0.0.1:8000")
         try:
             parts = urlsplit(url)
@@ -52,12 +57,8 @@ class ChatClient:
             raise wrong
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("the API key holds a character that no HTTP header can carry")
-        kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
-        self._kind = kind
         self.url = url
-        self._netloc = parts.netloc
+        self._certificate = certificate
         self.finish_reason: str | None = None  # of the last answer that was read to its end
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -135,7 +136,7 @@ class ChatClient:
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._kind(self._netloc, timeout=TIMEOUT_S)
+        connection = connect(self.url, TIMEOUT_S, self._certificate)
         try:
             connection.request(method, path, json.dumps(body) if body else None, self._headers)
             response = connection.getresponse()
@@ -145,6 +146,8 @@ class ChatClient:
                 refusal = response.read().decode(errors="replace")
         except OSError as error:
             connection.close()
+            if (fault := fault_of(self.url, error, self._certificate)) is not None:
+                raise ConfigError(fault) from error
             raise Unavailable(
                 f"nothing answers at {self.url} ({error}): start `baton serve`, or give --url"
             ) from error

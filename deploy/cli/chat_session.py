@@ -45,7 +45,7 @@ def chat(url: str | None, model: str | None, api_key: str | None, system: str | 
     first that is served. Raises ConfigError if several instances run."""
     from rich.console import Console
 
-    url = url or running_url()
+    url = url or running_url(api_key)
     client = ChatClient(url, api_key)
     chosen = ServedModel(model) if model else client.models()[0]
     session = ChatSession(client, chosen, Console(), system)
@@ -53,8 +53,15 @@ def chat(url: str | None, model: str | None, api_key: str | None, system: str | 
     session.run()
 
 
-def running_url() -> str:
+def running_url(api_key: str | None) -> str:
+    """Return the URL of the only instance of this user that runs, or the default. Raises
+    ConfigError if there are several, or if a key would go to a program of another user."""
     urls = router_urls()
+    if api_key and not urls:
+        raise ConfigError(
+            f"no instance of this user runs here, and the API key is not sent to whatever listens "
+            f"at {DEFAULT_URL}: give --url"
+        )
     if len(urls) > 1:
         raise ConfigError(f"several instances run: choose one with --url {' or '.join(urls)}")
     return urls[0] if urls else DEFAULT_URL

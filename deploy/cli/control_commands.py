@@ -169,6 +169,7 @@ def routers_of(urls: list[str], instance: str) -> list[RouterAdmin]:
     """Return the admin ports with their key: those given, or that of an instance of this host."""
     from baton.deploy.control.router_admin import RouterAdmin
     from baton.deploy.host.instance import ADMIN_KEY, ADMIN_KEY_FILE, live_instances
+    from baton.deploy.host.router_trust import url_of
     from baton.deploy.serve.router_state import admin_address
 
     if urls:
@@ -178,7 +179,7 @@ def routers_of(urls: list[str], instance: str) -> list[RouterAdmin]:
     for folder in live_instances():
         if folder.name == instance and (address := admin_address(folder)) is not None:
             key = (folder / ADMIN_KEY_FILE).read_text().strip()
-            return [RouterAdmin(f"http://{address}", key)]
+            return [RouterAdmin(url_of(address), key)]
     raise ConfigError(
         f"{instance} has no router of this host with an admin port: give --router, as in "
         "http://127.0.0.1:9402"

@@ -198,6 +198,21 @@ def certificates(config: Config) -> Finding:
     return Finding("tls", "ok", f"on; the certificate ends at {found.ends:%F %T} UTC")
 
 
+def client_certificate(config: Config) -> list[Finding]:
+    """Check the certificate for clients, if the settings name one."""
+    folder = config.router.tls
+    if not folder:
+        return []
+    from baton.runtime.certificates import read_folder
+
+    try:
+        found = read_folder(folder, "router.tls", datetime.now(UTC))
+    except ConfigError as error:
+        return [Finding("clients' tls", "fail", f"the files in {folder} do not fit", str(error))]
+    ends = f"on; the certificate ends at {found.ends:%F %T} UTC"
+    return [Finding("clients' tls", "ok", ends)]
+
+
 def registry(config: Config) -> list[Finding]:
     """Check that the registry of many hosts can be read, and that each worker answers."""
     if not config.registry.location:
@@ -253,6 +268,7 @@ def checks(config: Config) -> list[tuple[str, Callable[[], Finding | list[Findin
         ("ports", lambda: ports(config)),
         ("state folder", state_folder),
         ("tls", lambda: certificates(config)),
+        ("clients' tls", lambda: client_certificate(config)),
         ("registry", lambda: registry(config)),
         ("gpu", gpu),
         ("device", lambda: device(config.worker.device)),

@@ -21,7 +21,7 @@ def explain(file: str, url: str | None, api_key: str | None, *, as_json: bool) -
     placed, Unavailable if nothing answers."""
     body = _body(file)
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    found = ChatClient(url or running_url(), api_key).explanation(path, body)
+    found = ChatClient(url or running_url(api_key), api_key).explanation(path, body)
     if as_json:
         print(json.dumps(found, indent=2))
         return

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.deploy.cli.doctor import Finding
 from baton.deploy.cli.process_list import running
+from baton.deploy.host.router_trust import connect, url_of
 from baton.deploy.serve.plan import ROUTER_JOB
 from baton.router.fleet.recent_prompts import WINDOW_S
 
@@ -85,7 +86,7 @@ def parsed(text: str) -> Samples:
 
 def _scrape(address: str) -> Samples:
     """Return the samples of a process; none where it does not answer in time."""
-    connection = http.client.HTTPConnection(address, timeout=SCRAPE_TIMEOUT_S)
+    connection = connect(url_of(address), SCRAPE_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics")
         return parsed(connection.getresponse().read().decode())

@@ -12,6 +12,7 @@ from baton.deploy.cli.process_list import ports_in_use
 from baton.deploy.host.ports import bind, check_grpc_port, check_port
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
+from baton.runtime.serving.secure_connection import PLAIN_TEXT
 
 ANSWER_TIMEOUT_S = 2.0
 METRIC_OF_BATON = b"baton_role{"  # in the metrics of each router and worker
@@ -66,7 +67,8 @@ def _answers_as_baton(port: _Port) -> bool:
     connection = http.client.HTTPConnection(host, port.number, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics", headers={"Host": "localhost"})  # else 403
-        return METRIC_OF_BATON in connection.getresponse().read()
+        answer = connection.getresponse().read()
+        return METRIC_OF_BATON in answer or answer == PLAIN_TEXT
     except (OSError, http.client.HTTPException):
         return False  # another program, or no program at all: the port's own error says which
     finally:

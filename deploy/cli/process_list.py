@@ -20,7 +20,9 @@ from baton.deploy.host.instance import (
     is_locked,
     live_instances,
     read_status,
+    router_address_file,
 )
+from baton.deploy.host.router_trust import url_of
 from baton.deploy.serve.plan import ROUTER_JOB
 from baton.deploy.serve.router_state import admin_address
 from baton.runtime.registry import DirectoryRegistry, WorkerRecord
@@ -117,14 +119,14 @@ def router_urls() -> list[str]:
     """Where the routers of this user's live instances listen; one that does not yet is left
     out."""
     addresses = [_router_address(folder, ROUTER_JOB) for folder in live_instances()]
-    return [f"http://{address}" for address in addresses if address is not None]
+    return [url_of(address) for address in addresses if address is not None]
 
 
 def ports_in_use() -> set[int]:
     """Return the ports on which routers and workers of this user's live instances listen."""
     addresses = []
     for folder in live_instances():
-        router = folder / f"{ROUTER_JOB}.address"
+        router = router_address_file(folder)
         files = (router, grpc_address_file(router), admin_address_file(router))
         addresses += [path.read_text().strip() for path in files if path.exists()]
         for record in _announced_workers(folder / "registry"):

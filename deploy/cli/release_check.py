@@ -39,19 +39,17 @@ class Handoffs:
 
 
 def check_release(
-    url: str,
+    client: ChatClient,
     model: str,
-    api_key: str | None,
     decode_urls: Sequence[str],
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run all checks, and report each that passed through `say`. `decode_urls` are admin ports of
-    the decode workers; each address of a host name is one worker. The service has READY_S to
-    answer at all.
+    """Run all checks, and report each that passed through `say`. `client` asks the routers.
+    `decode_urls` are admin ports of the decode workers; each address of a host name is one worker.
+    The service has READY_S to answer at all.
 
     Raises BatonError with the first check that failed and what to look at.
     """
-    client = ChatClient(url, api_key)
     names = _served(client)
     if model not in names:
         raise BatonError(f"the release serves {', '.join(names)}, not {model}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 from baton.deploy.cli.arguments import add_command, add_settings, config_of
@@ -44,6 +45,12 @@ def add_release(commands: Any) -> None:
         action="store_true",
         help="with --certificates: also make the authority that issues certificates to Ray's pods",
     )
+    _add_check(steps)
+    _add_node_steps(steps)
+    _add_replace(steps)
+
+
+def _add_check(steps: Any) -> None:
     check = add_command(
         steps,
         "check",
@@ -52,6 +59,13 @@ def add_release(commands: Any) -> None:
         _check,
     )
     check.add_argument("--url", required=True, help="URL of the routers")
+    check.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="the certificate (PEM) that the routers have to present; by default one of an "
+        "authority of the system, with the host's name",
+    )
     check.add_argument(
         "--model", required=True, metavar="NAME", help="the model, as clients call it"
     )
@@ -63,8 +77,6 @@ def add_release(commands: Any) -> None:
         help="admin port of the decode workers, each address of whose host is one worker; may be "
         "repeated",
     )
-    _add_node_steps(steps)
-    _add_replace(steps)
 
 
 def _add_node_steps(steps: Any) -> None:
@@ -106,10 +118,12 @@ def _add_replace(steps: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    from baton.deploy.cli.chat import ChatClient
     from baton.deploy.cli.release_check import check_release
 
     key = os.environ.get("BATON_API_KEY", "").split(",")[0]
-    check_release(options.url, options.model, key or None, options.decode)
+    routers = ChatClient(options.url, key or None, options.certificate)
+    check_release(routers, options.model, options.decode)
 
 
 def _leave(options: argparse.Namespace) -> None:

@@ -82,7 +82,6 @@ def add_faults(commands: Any) -> None:
     )
     command.add_argument(
         "--mutation",
-        default="",
         metavar="NAME",
         help="break the product in this way; the lab must detect it",
     )

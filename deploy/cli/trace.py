@@ -154,4 +154,4 @@ def _line(row: Row, end_us: int, room: int) -> str:
 
 
 def _client(url: str | None, api_key: str | None) -> ChatClient:
-    return ChatClient(url or running_url(), api_key)
+    return ChatClient(url or running_url(api_key), api_key)

@@ -184,8 +184,9 @@ class RayClusterWorkers:
             patch = group.patch(replicas=workers)
         else:
             pods = await self._pods(group.name)
-            last_host = self._hosts().get(seen.last_id)
-            leaving = leaving_pod(group, pods, last_host, set(self._hosts().values()), workers)
+            hosts = self._hosts()
+            last_host = None if seen.last_id is None else hosts.get(seen.last_id)
+            leaving = leaving_pod(group, pods, last_host, set(hosts.values()), workers)
             there = {each.name for each in pods}
             patch = group.patch(replicas=workers, leaving=leaving, there=there)
         version = {"op": "test", "path": "/metadata/resourceVersion", "value": seen.version}

@@ -1,7 +1,7 @@
 """A router's admin port, as a process of deploy/ reads its traces and posts advice to it.
 
-Plain HTTP with the operator's key, which goes in a header. Blocking: call it in a thread. Holds no
-connection between two calls.
+HTTP with the operator's key, which goes in a header; by TLS where the URL begins with https://.
+Blocking: call it in a thread. Holds no connection between two calls.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from baton.deploy.host.router_trust import connect, fault_of
 from baton.runtime.errors import ConfigError, Unavailable
 
 TIMEOUT_S = 10.0
@@ -23,7 +24,7 @@ ADVICE_PATH = "/console/advice"
 
 @dataclass(frozen=True, slots=True)
 class RouterAdmin:
-    """`url` is http://HOST:PORT of the admin port, `key` the operator's."""
+    """`url` is http://HOST:PORT or https://HOST:PORT of the admin port, `key` the operator's."""
 
     url: str
     key: str
@@ -41,16 +42,17 @@ class RouterAdmin:
 
     def _call(self, method: str, path: str, body: bytes | None) -> bytes:
         parts = urlsplit(self.url)
-        if parts.scheme != "http" or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{self.url} is no admin port: write it as http://127.0.0.1:9402")
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
-        connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)
-        with closing(connection):
+        with closing(connect(self.url, TIMEOUT_S)) as connection:
             try:
                 connection.request(method, path, body, headers)
                 answer = connection.getresponse()
                 found = answer.read(MAX_ANSWER_BYTES)
             except (OSError, http.client.HTTPException) as error:
+                if (fault := fault_of(self.url, error)) is not None:
+                    raise ConfigError(fault) from error
                 raise Unavailable(f"the admin port {self.url} does not answer: {error}") from error
         if answer.status == 401:
             raise ConfigError(

@@ -33,21 +33,21 @@ class WorkerProgress:
     log: str = ""
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         """Return the worker's name with its node, if it has one."""
         return f"{self.worker_id} on {self.node}" if self.node else self.worker_id
 
     def lines(self) -> list[str]:
         """Return the line that `baton serve` prints about it."""
         if not self.address:
-            return [f"{self.place}: {self.text}"]
+            return [f"{self.label}: {self.text}"]
         memory = [f"{self.worker_id} memory: {self.memory}"] if self.memory else []
         return [f"{self.worker_id} ready at {self.address}", *memory]
 
     def failure(self) -> str:
         """Return why it is not ready, with the end of its log."""
         log = f" The end of its log:\n{self.log}" if self.log else ""
-        return f"{self.place} is not ready: {self.text}.{log}"
+        return f"{self.label} is not ready: {self.text}.{log}"
 
 
 def check_start(workers: Sequence[WorkerProgress], *, overdue: bool) -> None:

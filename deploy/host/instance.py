@@ -352,6 +352,11 @@ def grpc_address_file(address_file: Path) -> Path:
     return address_file.with_suffix(".grpc_address")
 
 
+def router_address_file(folder: Path) -> Path:
+    """Return the file in which the router of an instance leaves its address."""
+    return folder / "router.address"
+
+
 def admin_address_file(address_file: Path) -> Path:
     """Return the file of the address of that router's admin port."""
     return address_file.with_suffix(".admin_address")

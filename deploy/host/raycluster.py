@@ -41,7 +41,7 @@ class PodGroup:
     ) -> list[Operation]:
         """Return the JSON patch (RFC 6902) that asks for another number of pods, names the pod that
         leaves, or both. Names of pods that are `there` stay. The API refuses it if the number was
-        changed since this was read, or if another group is at this place."""
+        changed since this was read, or if another group is at this index."""
         made: list[Operation] = [
             {"op": "test", "path": f"{self.path}/groupName", "value": self.name}
         ]
@@ -71,13 +71,13 @@ def worker_group(cluster: Document, name: str) -> PodGroup:
             f"the RayCluster has no group {name}, it has {', '.join(names) or 'none'}: name the "
             "group as `baton fleet --group` does"
         )
-    place = names.index(name)
-    found = groups[place]
+    index = names.index(name)
+    found = groups[index]
     least, most = int(found.get("minReplicas", 0)), int(found.get("maxReplicas", NO_LIMIT))
     written = None if found.get("replicas") is None else int(found["replicas"])
     return PodGroup(
         name=name,
-        path=f"/spec/workerGroupSpecs/{place}",
+        path=f"/spec/workerGroupSpecs/{index}",
         replicas=least if written is None else min(max(written, least), most),
         written=written,
         least=least,

@@ -96,14 +96,14 @@ def _variables() -> list[dict[str, Any]]:
 
 def _panel(number: int, panel: Panel) -> dict[str, Any]:
     per_row = _COLUMNS // _WIDTH
-    place = {"x": number % per_row * _WIDTH, "y": number // per_row * _HEIGHT}
+    corner = {"x": number % per_row * _WIDTH, "y": number // per_row * _HEIGHT}
     return {
         "id": number + 1,
         "type": "timeseries",
         "title": panel.title,
         "description": panel.meaning,
         "datasource": _SOURCE,
-        "gridPos": {"w": _WIDTH, "h": _HEIGHT, **place},
+        "gridPos": {"w": _WIDTH, "h": _HEIGHT, **corner},
         "fieldConfig": {
             "defaults": {"unit": panel.unit, "min": 0, "custom": {"fillOpacity": 10}},
             "overrides": [],
@@ -111,13 +111,13 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "options": {"tooltip": {"mode": "multi"}, "legend": {"displayMode": "list"}},
         "targets": [
             {
-                "refId": chr(ord("A") + place),
+                "refId": chr(ord("A") + letter),
                 "datasource": _SOURCE,
                 "expr": query.expr.replace(SELECT, CHOSEN),
                 "legendFormat": query.legend or panel.title,
                 "editorMode": "code",
                 "range": True,
             }
-            for place, query in enumerate(panel.queries)
+            for letter, query in enumerate(panel.queries)
         ],
     }

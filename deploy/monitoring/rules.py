@@ -139,12 +139,15 @@ _READY_DECODE = series("baton_fleet_ready_workers", _DECODE_ROLE)
 # What one model's fleet does is an alert for each job: the routers of a model are one, and another
 # model's must not hide what they lack. Workers and drivers export the same series, with zeros.
 ALERTS = (
-    Alert(
+    Alert(  # a job without routers has none to name it: it had one within a day, or none has
         name="BatonNoRouter",
-        expr=f"absent({series('baton_role', _ROUTER_ROLE)} == 1)",
+        expr=f"max by (job) (max_over_time({series('baton_role', _ROUTER_ROLE)}[1d])) == 1"
+        f" unless max by (job) ({series('baton_role', _ROUTER_ROLE)}) == 1"
+        f" or absent(max_over_time({series('baton_role', _ROUTER_ROLE)}[23h]) == 1)",
         lasts="2m",
         severity="critical",
-        summary="Prometheus can scrape no router; clients may have nothing to connect to.",
+        summary="Prometheus can scrape no router of this job, or none at all; clients may have "
+        "nothing to connect to.",
         runbook='docs/operations.md, "No router answers"',
     ),
     Alert(
@@ -197,11 +200,11 @@ ALERTS = (
     ),
     Alert(
         name="BatonWorkersMissing",
-        expr=f"sum by (role) ({series('baton_wanted_workers')})"
-        f" > sum by (role) ({series('baton_registered_workers')})",
+        expr=f"sum by (instance, role) ({series('baton_wanted_workers')})"
+        f" > sum by (instance, role) ({series('baton_registered_workers')})",
         lasts="10m",
         severity="warning",
-        summary="Workers of baton fleet run on no node; its log names what they wait for.",
+        summary="Workers of this baton fleet run on no node; its log names what they wait for.",
         runbook='docs/operations.md, "Workers on several hosts"',
     ),
     Alert(

@@ -157,18 +157,18 @@ class FleetDriver:
         if not missing:
             return
         hosts, rooms = self._hosts_now() or {}, self._fleet.rooms()
-        places = {name: e.report.node for name, e in self._known.items() if e.report and not e.lost}
-        places |= {name: host for name, host in hosts.items() if host in rooms}
+        nodes = {name: e.report.node for name, e in self._known.items() if e.report and not e.lost}
+        nodes |= {name: host for name, host in hosts.items() if host in rooms}
         for order in sorted(missing, key=lambda each: hosts.get(each.worker_id) not in rooms):
             name = order.worker_id
             host = hosts.get(name)
             if host not in rooms:  # its node is lost, or has not joined this Ray
-                places.pop(name, None)  # its last node
-                mine = [each for each in places if each in self._orders]
-                placed = [(self._orders[each], places[each]) for each in mine]
+                nodes.pop(name, None)  # its last node
+                mine = [each for each in nodes if each in self._orders]
+                placed = [(self._orders[each], nodes[each]) for each in mine]
                 host = chosen_node(order, rooms, placed, pack=self._pack)
             if host is not None:
-                places[name] = host
+                nodes[name] = host
             self._fleet.make(order, host)
             self._known[name] = _Known(None, self._now())
 

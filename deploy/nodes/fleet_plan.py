@@ -10,9 +10,9 @@ from baton.deploy.nodes.worker_order import EMBEDDED, WorkerOrder
 from baton.runtime.config import Config
 from baton.runtime.errors import ConfigError
 from baton.runtime.registry import Role
+from baton.runtime.settings.checks import SECRET_SETTINGS
 from baton.runtime.shared_registry.registry_location import folder_of, holds_password
 
-SECRET_SETTINGS = ("registry.password", "router.api_keys")
 OF_ONE_NODE = ("worker.host", "worker.advertise", "worker.port", "worker.admin_port")
 
 

@@ -66,15 +66,15 @@ def _use(report: CapacityReport) -> Panel:
 def _ranking(found: Sequence[Advice], search: Search) -> Panel:
     def draw(axes: Axes) -> None:
         shares = [advice.report.good_share for advice in found]
-        places = range(len(found))
-        axes.barh(places, shares, color="tab:blue", alpha=0.8)
-        for place, advice in zip(places, found, strict=True):
+        rows = range(len(found))
+        axes.barh(rows, shares, color="tab:blue", alpha=0.8)
+        for row, advice in zip(rows, found, strict=True):
             if advice.low is not None and advice.high is not None:
                 share = advice.report.good_share
                 error = [[share - advice.low], [advice.high - share]]
-                axes.errorbar(share, place, xerr=error, color="black", capsize=3)
+                axes.errorbar(share, row, xerr=error, color="black", capsize=3)
         axes.axvline(search.attainment, color="black", linestyle="--", label="wanted")
-        axes.set_yticks(places, [_name(advice) for advice in found], fontsize="small")
+        axes.set_yticks(rows, [_name(advice) for advice in found], fontsize="small")
         axes.invert_yaxis()
         axes.set(title="Requests that meet the objectives", xlabel="share", xlim=(0, 1.02))
         axes.legend(loc="lower right")

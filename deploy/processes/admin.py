@@ -33,7 +33,7 @@ from baton.deploy.host.ports import address_of
 from baton.deploy.processes.admin_protocol import AdminHttpProtocol
 from baton.runtime import logs, metrics
 from baton.runtime.errors import ConfigError
-from baton.runtime.http_server import HttpServer, listen
+from baton.runtime.serving.http_server import HttpServer, listen
 
 log = logs.get(__name__)
 

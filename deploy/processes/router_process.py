@@ -10,7 +10,6 @@ from pathlib import Path
 
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.host.instance import admin_address_file, grpc_address_file, write_private
-from baton.deploy.host.ports import address_of
 from baton.deploy.host.process_lifecycle import raise_open_file_limit
 from baton.router.console.admin_port import AdminAccess
 from baton.router.fleet.dialer import GrpcDialer
@@ -35,9 +34,9 @@ def run_router(
     address_file: Path | None,
     admin: AdminAccess | None = None,
 ) -> None:
-    """Serve until SIGTERM. Once the router listens, `address_file` holds host:port; if it serves
-    gRPC, the file beside it (`grpc_address_file`) held that address before, and so for its
-    `admin` port (`admin_address_file`).
+    """Serve until SIGTERM. Once the router listens, `address_file` holds host:port, behind https://
+    if it speaks TLS; if it serves gRPC, the file beside it (`grpc_address_file`) held that address
+    before, and so for its `admin` port (`admin_address_file`).
 
     Raises ConfigError for a port, a certificate or a model folder that cannot be used.
     """
@@ -61,7 +60,7 @@ def run_router(
 
     def admin_ready(port: int) -> None:
         if address_file is not None and admin is not None:
-            write_private(admin_address_file(address_file), address_of(admin.host, port))
+            write_private(admin_address_file(address_file), admin.address(port, config.router.tls))
 
     check_tls_files(config.registry, config.security)
     registry = open_registry(config.registry, config.security, secrets.accepted, deletes_dead=True)

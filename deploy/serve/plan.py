@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.deploy.host.authority import files_of
-from baton.deploy.host.instance import TOKEN_KEY, Job
+from baton.deploy.host.instance import TOKEN_KEY, Job, router_address_file
 from baton.deploy.serve.device_defaults import on_gpu
 from baton.deploy.serve.flag_values import MAX_WORKERS, NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource
@@ -216,7 +216,7 @@ def jobs(options: ServeOptions, model: ModelSource, folder: Path, gpus: int = 0)
     shared = ["--model", str(model.folder), "--registry", str(location)]
     if options.config_file is not None:
         shared += ["--config", str(options.config_file.resolve())]
-    address_file = str(folder / "router.address")
+    address_file = str(router_address_file(folder))
     router = ["router", "--model-name", model.name, "--address-file", address_file, *shared]
     if options.admin_port != NO_ADMIN:
         router += ["--admin-port", str(options.admin_port)]
@@ -248,10 +248,12 @@ def _certificate(options: ServeOptions, folder: Path, name: str) -> list[str]:
 
 
 def client_settings(options: ServeOptions, folder: Path) -> dict[str, str]:
-    """Return the settings with which a command of this user calls the instance's workers from any
-    working directory."""
+    """Return the settings with which a command of this user calls the instance's workers, and
+    trusts its router, from any working directory."""
     security, registry = options.config.security, options.config.registry
     settings = {"security.tls": security.tls, "security.server_name": security.server_name}
+    if options.config.router.tls:
+        settings["router.tls"] = str(Path(options.config.router.tls).resolve())
     if options.over_nodes:
         settings["registry.location"] = registry.location
         settings["registry.cluster"] = registry.cluster

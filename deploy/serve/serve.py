@@ -37,6 +37,7 @@ from baton.deploy.host.job_log import keep_logs, log_end
 from baton.deploy.host.packages import check_worker_packages
 from baton.deploy.host.ports import check_grpc_port, check_port
 from baton.deploy.host.restarts import EARLY_STARTS
+from baton.deploy.host.router_trust import check_certificate, url_of
 from baton.deploy.serve import plan
 from baton.deploy.serve.flag_values import NO_ADMIN
 from baton.deploy.serve.model_source import ModelSource, check_model, find_model
@@ -98,6 +99,7 @@ class Serving:
         self._options.check()
         check_port(self._options.config.router)
         check_grpc_port(self._options.config.router)
+        check_certificate(self._options.config.router)
         check_worker_packages(self._options.config.worker.device)
         if self._workers:
             self._gpus = visible_gpus(self._options.config.worker.device, lambda: self._stopping)
@@ -211,7 +213,7 @@ class Serving:
             check_start(self._report_fleet(instance), overdue=overdue)
             address = router_address(instance.folder)
             if not missing and address is not None and self._all_linked(address):
-                return f"http://{address}"
+                return url_of(address)
             if overdue:
                 waited = ", ".join(sorted(missing)) or f"{ROUTER_JOB} or its workers"
                 where = f"{FLEET_JOB}.log" if self._options.over_nodes else "the logs"
@@ -308,12 +310,14 @@ class Serving:
         data = shlex.quote(json.dumps(body))
         also = f" (gRPC at {grpc})" if grpc else ""
         self._say(f"Ready at {url} after {time.monotonic() - self._began:.1f} s{also}. Try:")
+        # an address of this host, which few certificates bear
+        curl = "curl -kN" if url.startswith("https://") else "curl -N"
         self._say(
-            f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
+            f"  {curl} {url}/v1/chat/completions -H 'Content-Type: application/json' -d {data}"
         )
         if admin is not None:
             key = shlex.quote(str(folder / ADMIN_KEY_FILE))
-            self._say(f"Console at http://{admin} (its key: cat {key})")
+            self._say(f"Console at {url_of(admin)} (its key: cat {key})")
         if model.demonstration:
             self._say(
                 f"{model.name} is a demonstration model: it knows only a small invented world."

@@ -29,8 +29,8 @@ def read_expert_weights(
 
     The gate stays in float32, since small differences decide its choice.
     """
-    place, gate, up, down = _NAMES.get(family, _USUAL)
-    base, exact = f"{layer}{place}.", reader.with_dtype(torch.float32)
+    prefix, gate, up, down = _NAMES.get(family, _USUAL)
+    base, exact = f"{layer}{prefix}.", reader.with_dtype(torch.float32)
     ffn, shared, shared_ffn = spec.ffn_size, None, spec.shared_ffn_size
     if shared_ffn:
         name = f"{base}shared_experts."

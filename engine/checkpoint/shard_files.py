@@ -28,13 +28,13 @@ def shard_files(folder: Path) -> tuple[Path, ...]:
             )
         return (folder / SINGLE_FILE,)
     fields = read_fields(index).section("weight_map")
-    places = {name: folder / _file_name(index, file) for name, file in fields.values.items()}
-    if not places:
+    paths_of = {name: folder / _file_name(index, file) for name, file in fields.values.items()}
+    if not paths_of:
         raise ModelError(f"{index}: weight_map: is empty; download the file again")
-    files = tuple(sorted(set(places.values())))
+    files = tuple(sorted(set(paths_of.values())))
     for path in files:
         if not path.exists():
-            held = next(name for name, place in places.items() if place == path)
+            held = next(name for name, each in paths_of.items() if each == path)
             raise ModelError(
                 f"{path}: shard of {INDEX_FILE} is missing (it has {held}); download it"
             )

@@ -109,16 +109,16 @@ def _exchange_float32(vector, flags, buffers, rank, sequence, posted):  # type: 
         return missing
     if ranks == 2:  # one pass over memory
         first, second = round_buffers[0], round_buffers[1]
-        for place in range(count):
-            vector[place] = first[place] + second[place]
+        for index in range(count):
+            vector[index] = first[index] + second[index]
         return 0
     for start in range(0, count, TILE):
         end = min(start + TILE, count)
-        for place in range(start, end):
-            vector[place] = round_buffers[0, place]
+        for index in range(start, end):
+            vector[index] = round_buffers[0, index]
         for other in range(1, ranks):
-            for place in range(start, end):
-                vector[place] += round_buffers[other, place]
+            for index in range(start, end):
+                vector[index] += round_buffers[other, index]
     return 0
 
 
@@ -134,19 +134,19 @@ def _exchange_bfloat16(vector, flags, buffers, rank, sequence, posted, scratch):
     total_bits, term_bits = total.view(np.uint32), term.view(np.uint32)
     for start in range(0, count, TILE):
         length = min(TILE, count - start)
-        for place in range(length):
-            total_bits[place] = np.uint32(round_buffers[0, start + place]) << np.uint32(16)
+        for index in range(length):
+            total_bits[index] = np.uint32(round_buffers[0, start + index]) << np.uint32(16)
         for other in range(1, ranks):
-            for place in range(length):
-                term_bits[place] = np.uint32(round_buffers[other, start + place]) << np.uint32(16)
-            for place in range(length):
-                total[place] += term[place]
-        for place in range(length):
-            bits = total_bits[place]
+            for index in range(length):
+                term_bits[index] = np.uint32(round_buffers[other, start + index]) << np.uint32(16)
+            for index in range(length):
+                total[index] += term[index]
+        for index in range(length):
+            bits = total_bits[index]
             half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
             nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
             rounded = (bits if nan else bits + half) >> np.uint32(16)
-            vector[start + place] = np.uint16(rounded | np.uint32(0x40) if nan else rounded)
+            vector[start + index] = np.uint16(rounded | np.uint32(0x40) if nan else rounded)
     return 0
 
 

@@ -70,9 +70,9 @@ class BfloatAttention:
         layout: StepLayout,
     ) -> Tensor:
         """Same as `RotatingAttention`; rows are bfloat16 [rows, heads or kv_heads, dim]."""
-        place = self._pool.data_ptr() + layer * self._strides[2]
+        layer_start = self._pool.data_ptr() + layer * self._strides[2]
         rows = layout.write_blocks, layout.write_slots
-        return rotate_into(place, self._strides, (queries, keys, values), angles, rows)
+        return rotate_into(layer_start, self._strides, (queries, keys, values), angles, rows)
 
     def decode(self, layer: int, queries: Tensor, tables: Tensor, lengths: Tensor) -> Tensor:
         """Compute attention of `queries` [rows, heads, dim] over the first `lengths` int32 [rows]
@@ -168,23 +168,23 @@ def _pack_walk(  # type: ignore[no-untyped-def] # numba infers types
     for job in numba.prange(kv_heads * tiles):
         head, number = job // tiles, job % tiles
         for token in range(columns):
-            place = skipped + number * columns + token
-            if place >= end:
+            position = skipped + number * columns + token
+            if position >= end:
                 keys[head, number, :, token] = 0
                 row, parity = (number * columns + token) // 2, token % 2
                 if parity == 0:
                     values[head, :, row] = 0
                 continue
-            tile_ = bits[blocks[place // size], head, layer]
-            key = tile_[0, place % size]
+            tile_ = bits[blocks[position // size], head, layer]
+            key = tile_[0, position % size]
             for pair in range(pairs):
                 low, high = np.uint32(key[2 * pair]), np.uint32(key[2 * pair + 1])
                 keys[head, number, pair, token] = low | (high << np.uint32(16))
             if token % 2:
                 continue
-            value = tile_[1, place % size]
+            value = tile_[1, position % size]
             row = (number * columns + token) // 2
-            after = place + 1
+            after = position + 1
             if after < end:
                 following = bits[blocks[after // size], head, layer, 1, after % size]
                 for d in range(2 * pairs):

@@ -17,7 +17,7 @@ from baton.engine.cpu.attention_bf16 import weigh_narrow
 from baton.engine.cpu.attention_numba import NumbaAttention
 from baton.engine.cpu.chunk_order_ir import MAX_QUERIES, finish, mix_in_order, scores_in_order
 from baton.engine.cpu.compiled import compiled, keep, take_threads
-from baton.engine.cpu.decode_bf16 import tile_place
+from baton.engine.cpu.decode_bf16 import tile_position
 from baton.engine.cpu.dot_bf16 import COLUMNS
 from baton.engine.cpu.softmax_ir import TOKENS
 from baton.engine.memory.kv_pool import KvPool
@@ -93,7 +93,7 @@ def decode_walk(  # type: ignore[no-untyped-def] # numba infers types
         tiles = np.empty(count + _TILES_AHEAD, dtype=np.int64)
         at, narrowed, sums = found.ctypes.data, weights.ctypes.data, mixed.ctypes.data
         for number in range(count + _TILES_AHEAD):  # the last are the next job's
-            block, slab, slot = tile_place(job + number // count, number % count, *given)
+            block, slab, slot = tile_position(job + number // count, number % count, *given)
             tiles[number] = pool + block * by_block + slab * by_head + slot * by_token
         for number in range(count):
             ahead = number + _TILES_AHEAD

@@ -101,11 +101,11 @@ def _jobs(layout: StepLayout, most: int) -> _Jobs:
         for row, length in enumerate(layout.decode_lengths.tolist())
     ]
     tables = [layout.decode_tables.numpy().reshape(-1)]
-    place = decodes * width
+    table_start = decodes * width
     for chunk in layout.chunks:
         for first in range(chunk.first, chunk.end, most):
             count = min(most, chunk.end - first)
-            rows.append((first, count, chunk.start + first - chunk.first, place))
+            rows.append((first, count, chunk.start + first - chunk.first, table_start))
         tables.append(chunk.blocks.numpy().astype(np.int32))
-        place += len(chunk.blocks)
+        table_start += len(chunk.blocks)
     return _Jobs(np.array(rows, dtype=np.int32), np.concatenate(tables))

@@ -60,8 +60,8 @@ class KvQuantAttention(TorchAttention):
         rows, heads, dim = keys.shape
         kv = torch.empty(rows, heads, 2, dim, dtype=keys.dtype)
         strides = (2 * kv.stride(0), 2 * kv.stride(1), 0, 2 * kv.stride(2), 0)
-        places = torch.arange(rows), torch.zeros(rows, dtype=torch.int64)
-        turned = rotate_into(kv.data_ptr(), strides, (queries, keys, values), angles, places)
+        positions = torch.arange(rows), torch.zeros(rows, dtype=torch.int64)
+        turned = rotate_into(kv.data_ptr(), strides, (queries, keys, values), angles, positions)
         self._slabs.write(layer, layout.write_blocks, layout.write_slots, kv)
         return turned
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from baton.engine.cpu.attention_bf16 import attend_packed
 from baton.engine.cpu.compiled import compiled, keep, take_threads
-from baton.engine.cpu.decode_bf16 import tile_place, weigh
+from baton.engine.cpu.decode_bf16 import tile_position, weigh
 from baton.engine.cpu.decode_ir import fetch
 from baton.engine.cpu.dot_bf16 import COLUMNS, supported
 from baton.engine.cpu.kv_quant_numba import Slabs, decode_row
@@ -99,7 +99,7 @@ def _read_scales(codes, given, job, found):  # type: ignore[no-untyped-def] # nu
     _, words, floating, _, first_scale, size = codes
     stretch = np.float32(256.0 if floating else 1.0)
     for number in range(found.shape[1] // TOKENS):
-        block, head, slot = tile_place(job, number, *given)
+        block, head, slot = tile_position(job, number, *given)
         for side in range(2):
             at = first_scale + slot + side * size
             for t in range(TOKENS):
@@ -141,11 +141,11 @@ def _walk(  # type: ignore[no-untyped-def] # numba infers types
         mixed = np.zeros((group, dim), dtype=np.float32)
         tiles = np.empty(count + _TILES_AHEAD, dtype=np.int64)
         for number in range(count + _TILES_AHEAD):  # the last are the next job's
-            block, slab, slot = tile_place(job + number // count, number % count, *given)
+            block, slab, slot = tile_position(job + number // count, number % count, *given)
             tiles[number] = rows_at + block * by_block + slab * by_head + slot * dim
         _scales(codes, given, job, sizes)
         for number in range(count):
-            block, slab, slot = tile_place(job + 1, number, *given)
+            block, slab, slot = tile_position(job + 1, number, *given)
             scale_at = scales_at + block * by_block + slab * by_head + slot * 4
             fetch(scale_at)
             fetch(scale_at + size * 4)
@@ -185,11 +185,11 @@ def _score(floating, query, keys, dim, ahead, weights, number):  # type: ignore[
             _one_int8(at, dim * 2, keys, dim, vectors, ahead, into, stride)
 
 
-def _add(floating, weights, place, values, count, ahead, mixed):  # type: ignore[no-untyped-def] # numba infers types
+def _add(floating, weights, index, values, count, ahead, mixed):  # type: ignore[no-untyped-def] # numba infers types
     """Add the values of a tile, which are codes, to `mixed`, by their weights."""
     group, dim = mixed.shape
     into, stride = mixed.ctypes.data, weights.shape[1] * 4
-    at = weights.ctypes.data + place * 4
+    at = weights.ctypes.data + index * 4
     for d in range(0, dim, COLUMNS):
         value, later = values + d, ahead + d * TOKENS
         for g in range(0, group - 1, 2):

@@ -124,10 +124,10 @@ def _walk(  # type: ignore[no-untyped-def] # numba infers types
         best = np.full(group, -np.inf, dtype=np.float32)
         total = np.zeros(group, dtype=np.float32)
         mixed = np.zeros((group, dim), dtype=np.float32)
-        for place in range(firsts[row] // size, (lengths[row] + size - 1) // size):
-            block = tables[row, place]
-            start = max(0, firsts[row] - place * size)
-            count = min(size, lengths[row] - place * size)
+        for index in range(firsts[row] // size, (lengths[row] + size - 1) // size):
+            block = tables[row, index]
+            start = max(0, firsts[row] - index * size)
+            count = min(size, lengths[row] - index * size)
             for token in range(start, count):
                 for i in range(dim):
                     tile_bits[token, i] = bits[block, head, layer, 0, token, i] * widen

@@ -101,8 +101,8 @@ def _mix(  # type: ignore[no-untyped-def] # numba infers types
 
         def emit(count: int) -> None:
             rows = [builder.add(weights, builder.mul(weights_stride, I64(q))) for q in range(count)]
-            places = [builder.add(to[0], builder.mul(to[1], I64(q))) for q in range(count)]
-            starts = [load(builder, at, 64 * part, FLOATS) for at in places for part in range(4)]
+            addresses = [builder.add(to[0], builder.mul(to[1], I64(q))) for q in range(count)]
+            starts = [load(builder, at, 64 * part, FLOATS) for at in addresses for part in range(4)]
 
             def body(pair: Any, carried: list[Any]) -> list[Any]:
                 totals, token = list(carried), builder.shl(pair, I64(1))
@@ -115,12 +115,12 @@ def _mix(  # type: ignore[no-untyped-def] # numba infers types
                 for q, row in enumerate(rows):
                     both = splat(builder, builder.add(row, builder.shl(pair, I64(2))))
                     for part, column in enumerate(columns):
-                        place = _PARTS * q + part
-                        totals[place] = dot(builder, totals[place], both, column)
+                        index = _PARTS * q + part
+                        totals[index] = dot(builder, totals[index], both, column)
                 return totals
 
-            for place, total in enumerate(loop(builder, pairs, starts, body)):
-                store(builder, total, places[place // _PARTS], 64 * (place % _PARTS))
+            for index, total in enumerate(loop(builder, pairs, starts, body)):
+                store(builder, total, addresses[index // _PARTS], 64 * (index % _PARTS))
 
         by_count(builder, queries, _COUNTS, emit)
         return context.get_dummy_value()
@@ -137,7 +137,7 @@ def _finish(_typing, sums, out):  # type: ignore[no-untyped-def] # numba infers 
         for half in range(2):
             low, high = (load(builder, sums, 128 * half + 64 * n, FLOATS) for n in range(2))
             for part in range(2):
-                order = ir.Constant(_WORDS, [place + 8 * part for place in first])
+                order = ir.Constant(_WORDS, [index + 8 * part for index in first])
                 ordered = builder.shuffle_vector(low, high, order)
                 rounded = narrowed(builder, ordered)
                 store(builder, rounded, out, 64 * half + 32 * part)
@@ -150,8 +150,8 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """Transpose 16 rows of 16 words: swap pairs of words, then pairs of pairs, then quarters. A
     vector has four quarters of four words."""
 
-    def shuffled(left: Any, right: Any, places: list[int]) -> Any:
-        return builder.shuffle_vector(left, right, ir.Constant(_WORDS, places))
+    def shuffled(left: Any, right: Any, indices: list[int]) -> Any:
+        return builder.shuffle_vector(left, right, ir.Constant(_WORDS, indices))
 
     def quarters(one: int, other: int, third: int, fourth: int) -> list[int]:
         return [4 * quarter + n for quarter in (one, other, third, fourth) for n in range(4)]
@@ -164,14 +164,14 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     fours = []  # [4 k + j]: in quarter q, the words of rows 4 k to 4 k + 3 in column 4 q + j
     for first in range(0, LANES, 4):
         a, b, c, d = rows[first : first + 4]
-        twos = [shuffled(*both, places) for places in words for both in ((a, b), (c, d))]
+        twos = [shuffled(*both, indices) for indices in words for both in ((a, b), (c, d))]
         for one, other in (twos[:2], twos[2:]):
-            fours += [shuffled(one, other, places) for places in pairs]
+            fours += [shuffled(one, other, indices) for indices in pairs]
     even, odd = quarters(0, 2, 4, 6), quarters(1, 3, 5, 7)
     for j in range(4):
         a, b, c, d = fours[j::4]
-        for parity, places in ((0, even), (1, odd)):
-            left, right = shuffled(a, b, places), shuffled(c, d, places)
+        for parity, indices in ((0, even), (1, odd)):
+            left, right = shuffled(a, b, indices), shuffled(c, d, indices)
             columns[4 * parity + j] = shuffled(left, right, even)
             columns[4 * (parity + 2) + j] = shuffled(left, right, odd)
     return columns
@@ -182,9 +182,9 @@ def _interleaved(builder: Any, even: Any, odd: Any, offset: int) -> tuple[Any, A
     one, other = (load(builder, at, offset, _HALVES) for at in (even, odd))
     found = []
     for start in (0, 4):
-        places = [8 * q + start + n + 32 * side for q in range(4) for n in range(4)
+        indices = [8 * q + start + n + 32 * side for q in range(4) for n in range(4)
                   for side in (0, 1)]  # fmt: skip
-        order = ir.Constant(ir.VectorType(I32, 2 * LANES), places)
+        order = ir.Constant(ir.VectorType(I32, 2 * LANES), indices)
         found.append(builder.bitcast(builder.shuffle_vector(one, other, order), PAIRS))
     return found[0], found[1]
 

@@ -56,8 +56,8 @@ def _softmax(values, first, end, scale, soft_cap):  # type: ignore[no-untyped-de
     """Replace the scores `first` to `end` of float32 `values` by weights, not yet divided by their
     sum, which is returned; the others become 0. The number of scores is a multiple of 16."""
     if soft_cap > 0:
-        for place in range(first, end):
-            values[place] = soft_cap * math.tanh(values[place] * scale / soft_cap)
+        for index in range(first, end):
+            values[index] = soft_cap * math.tanh(values[index] * scale / soft_cap)
         scale = np.float32(1.0)
     values[:first] = -np.inf
     values[end:] = -np.inf
@@ -108,7 +108,7 @@ def _find_tiles(  # type: ignore[no-untyped-def] # numba infers types
     return end - start
 
 
-def _tile_place(  # type: ignore[no-untyped-def] # numba infers types
+def _tile_position(  # type: ignore[no-untyped-def] # numba infers types
     job, number, kv_heads, size, tables, lengths, window
 ):
     """Return block, KV head and slot of the first token of a job's tile `number`. If the job has
@@ -171,11 +171,11 @@ def _attend(  # type: ignore[no-untyped-def] # numba infers types
         known = _find(job + 1, *find, after) if job + 1 < end else 0
         length = lengths[row]
         first = max(0, length - window) if window else 0
-        place = (row * heads + head * group) * dim * 2
+        offset = (row * heads + head * group) * dim * 2
         for number in range(count):
             ahead, to = number + _TILES_AHEAD, at + number * TOKENS * 4
             later = here[ahead] if ahead < count else here[min(ahead - count, number)] + by_pair
-            _score(queries + place, group, dim, here[number], by_token, later, to, stride)
+            _score(queries + offset, group, dim, here[number], by_token, later, to, stride)
         skip = first // TOKENS * TOKENS
         for g in range(group):
             found = weights[g, : count * TOKENS]
@@ -191,7 +191,7 @@ def _attend(  # type: ignore[no-untyped-def] # numba infers types
             elif ahead - count < known:
                 later = after[ahead - count]
             _mix(at + token * 4, stride, group, dim, values, by_token, several, later, into)
-        narrow_mixed(into, out + place, group * dim // 32, np.float32(1.0))
+        narrow_mixed(into, out + offset, group * dim // 32, np.float32(1.0))
 
 
 def _attend_all(  # type: ignore[no-untyped-def] # numba infers types
@@ -239,7 +239,7 @@ def _attend_all(  # type: ignore[no-untyped-def] # numba infers types
 
 _mix_one, _mix_two = mix(1), mix(2)
 weigh = compiled(_softmax, strict=True)  # equal bits wherever it is inlined
-tile_place = compiled(_tile_place)
+tile_position = compiled(_tile_position)
 _score, _mix = compiled(_score_keys), compiled(_mix_tokens)
 _find, _first = compiled(_find_tiles), compiled(_first_of_part)
 attend_part = compiled(_attend)

@@ -46,18 +46,18 @@ def scores_of_two(  # type: ignore[no-untyped-def] # numba infers types
             for token in range(half):
                 key = load(builder, at, 0, PAIRS)
                 prefetch(builder, later, 1, level=1)
-                for place, part in ((token, parts[0]), (token + half, parts[1])):
-                    found[place] = dot(builder, sums[place], part, key)
+                for index, part in ((token, parts[0]), (token + half, parts[1])):
+                    found[index] = dot(builder, sums[index], part, key)
                 at, later = builder.add(at, token_stride), builder.add(later, I64(64))
             return found
 
         skipped = builder.mul(token_stride, I64(half))
         fetched = builder.mul(vectors, I64(64 * half))
-        for place in range(2):
+        for index in range(2):
             found = transposed_sums(builder, loop(builder, vectors, [zero] * TOKENS, body))
-            store(builder, lanes(builder, found, range(half)), out, 4 * half * place)
+            store(builder, lanes(builder, found, range(half)), out, 4 * half * index)
             rest = lanes(builder, found, range(half, TOKENS))
-            store(builder, rest, second_out, 4 * half * place)
+            store(builder, rest, second_out, 4 * half * index)
             keys, ahead = builder.add(keys, skipped), builder.add(ahead, fetched)
         return context.get_dummy_value()
 
@@ -85,8 +85,8 @@ def narrow_mixed(context, at, out, parts, factor):  # type: ignore[no-untyped-de
         factor = spread(builder, factor)
 
         def body(step: Any, _: list[Any]) -> list[Any]:
-            place = builder.add(at, builder.mul(step, I64(128)))
-            halves = [builder.fmul(load(builder, place, of, FLOATS), factor) for of in (0, 64)]
+            address = builder.add(at, builder.mul(step, I64(128)))
+            halves = [builder.fmul(load(builder, address, of, FLOATS), factor) for of in (0, 64)]
             even, odd = (narrowed(builder, half) for half in halves)
             zipped = [lane for pair in zip(range(16), range(16, 32), strict=True) for lane in pair]
             ordered = lanes(builder, even, zipped, odd)

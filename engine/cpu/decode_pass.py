@@ -250,15 +250,15 @@ def _gate_up(rows, hidden, ffn, normed, matrix, both, gated):  # type: ignore[no
     """Write silu(gate) * up of all rows into `gated` [rows, ffn]; `both` [rows, 2 ffn] is
     scratch."""
     panel_bytes, panels = 2 * COLUMNS * hidden, ffn // COLUMNS
-    for place in numba.prange(panels):
+    for index in numba.prange(panels):
         for half in range(2):
-            number = place + half * panels
+            number = index + half * panels
             panel, start = matrix[0] + number * panel_bytes, matrix[1] + number * COLUMNS * 4
             to = both + number * COLUMNS * 2
             times_panel(rows, normed, hidden * 2, panel, hidden // 2, start, to, 4 * ffn)
         for row in range(rows):
-            at, to = both + row * 4 * ffn + place * COLUMNS * 2, gated + row * 2 * ffn
-            gate_row(at, at + 2 * ffn, to + place * COLUMNS * 2, COLUMNS // LANES)
+            at, to = both + row * 4 * ffn + index * COLUMNS * 2, gated + row * 2 * ffn
+            gate_row(at, at + 2 * ffn, to + index * COLUMNS * 2, COLUMNS // LANES)
 
 
 def _through(  # type: ignore[no-untyped-def] # numba infers types
@@ -300,9 +300,9 @@ def _through(  # type: ignore[no-untyped-def] # numba infers types
         if summed[0] == 2 * layer:
             if not summed[1]:
                 _heads(*given, here, strides, turn, blocks, slots, qkv, queries)
-                place = (here, (by_block, by_head, by_pair, by_token), kv_heads, pool[1], dim)
+                layer_pool = (here, (by_block, by_head, by_pair, by_token), kv_heads, pool[1], dim)
                 jobs = (tables, lengths, at[12], factor, soft_cap)
-                attend_all(*place, queries, heads, *jobs, *shared, attended)
+                attend_all(*layer_pool, queries, heads, *jobs, *shared, attended)
                 width = heads * dim
                 multiply(rows, attended, 2 * width, at[2], outputs, width // 2, at[3], part)
             missing = _sum_over_ranks(*vectors, summed)

@@ -131,9 +131,9 @@ def multiply_walk(  # type: ignore[no-untyped-def] # numba infers types
     start,  # address of float32 [64 * panels]
     out,  # address of bfloat16 [rows, 64 * panels]
 ):
-    for place in numba.prange(panels):
-        panel, first = weight + place * 4 * COLUMNS * pairs, start + 4 * COLUMNS * place
-        target, stride = out + 2 * COLUMNS * place, 2 * COLUMNS * panels
+    for index in numba.prange(panels):
+        panel, first = weight + index * 4 * COLUMNS * pairs, start + 4 * COLUMNS * index
+        target, stride = out + 2 * COLUMNS * index, 2 * COLUMNS * panels
         times_panel(rows, x, x_stride, panel, pairs, first, target, stride)
 
 

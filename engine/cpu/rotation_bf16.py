@@ -67,10 +67,10 @@ def rotate_walk(  # type: ignore[no-untyped-def] # numba infers types
                 rotate_head(at, row, angles, out + (row * queries[3] + head) * dim * 2)
             token = pool + blocks[row] * strides[0] + slots[row] * strides[4]
             for head in range(keys[3]):
-                place = token + head * strides[1]
-                rotate_head(keys[0] + row * keys[1] + head * keys[2], row, angles, place)
+                target = token + head * strides[1]
+                rotate_head(keys[0] + row * keys[1] + head * keys[2], row, angles, target)
                 value = values[0] + row * values[1] + head * values[2]
-                copy_row(value, place + strides[3], dim // LANES)
+                copy_row(value, target + strides[3], dim // LANES)
 
 
 def _rotate_head(at, row, angles, out):  # type: ignore[no-untyped-def] # numba infers types

@@ -123,10 +123,10 @@ def rotate_row(context, at, cos, sin, out, half):  # type: ignore[no-untyped-def
         def body(step: Any, _: list[Any]) -> list[Any]:
             beyond = builder.add(step, half)
             low, high = _wide(builder, at, step), _wide(builder, at, beyond)
-            for place, own, other in ((step, low, high), (beyond, high, low)):
-                turned = builder.fmul(own, _wide(builder, cos, place))
-                turned = _fused(builder, other, _wide(builder, sin, place), turned)
-                _narrow(builder, turned, out, place)
+            for index, own, other in ((step, low, high), (beyond, high, low)):
+                turned = builder.fmul(own, _wide(builder, cos, index))
+                turned = _fused(builder, other, _wide(builder, sin, index), turned)
+                _narrow(builder, turned, out, index)
             return []
 
         loop(builder, half, [], body)

@@ -134,9 +134,9 @@ def _add_norm(  # type: ignore[no-untyped-def] # numba infers types
     `out`."""
     vectors = size // LANES
     for row in range(first, end):
-        at, place = x + row * x_stride, total + row * size * 2
-        found = add_squares(at, residual + row * residual_stride, place, vectors)
-        scale(place, weight, out + row * size * 2, vectors, norm_factor(found, size, eps))
+        at, sums = x + row * x_stride, total + row * size * 2
+        found = add_squares(at, residual + row * residual_stride, sums, vectors)
+        scale(sums, weight, out + row * size * 2, vectors, norm_factor(found, size, eps))
 
 
 def _gate(first, end, x, stride, size, out):  # type: ignore[no-untyped-def] # numba infers types

@@ -108,10 +108,10 @@ def exponentials(context, at, vectors, best, scale):  # type: ignore[no-untyped-
         scale = spread(builder, builder.fmul(scale, ir.Constant(_FLOAT, 1 / math.log(2))))
 
         def body(step: Any, total: list[Any]) -> list[Any]:
-            place = builder.add(at, builder.mul(step, I64(64)))
-            value = load(builder, place, 0, FLOATS)
+            address = builder.add(at, builder.mul(step, I64(64)))
+            value = load(builder, address, 0, FLOATS)
             power = power_of_two(builder, builder.fmul(builder.fsub(value, best), scale))
-            store(builder, power, place)
+            store(builder, power, address)
             return [builder.fadd(total[0], power)]
 
         (total,) = loop(builder, vectors, [ir.Constant(FLOATS, [0.0] * LANES)], body)
@@ -167,8 +167,8 @@ def code_scores(queries: int, stored: Codes) -> Any:
                 later = builder.add(ahead, builder.mul(step, I64(32 * TOKENS)))
                 found = list(sums)
                 for t in range(together):
-                    place = builder.add(at, builder.mul(token_stride, I64(first + t)))
-                    key = narrowed(builder, _numbers(builder, place, 2 * LANES, stored))
+                    address = builder.add(at, builder.mul(token_stride, I64(first + t)))
+                    key = narrowed(builder, _numbers(builder, address, 2 * LANES, stored))
                     for q in range(queries):
                         n = q * together + t
                         found[n] = dot(builder, sums[n], parts[q], key)
@@ -215,13 +215,13 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
             if stored == "bfloat16":
                 parts = [p for half in (0, 64) for p in _widened(builder, at, half)]
             else:
-                places = [builder.add(at, I64(LANES * part)) for part in range(4)]
-                parts = [_numbers(builder, place, LANES, stored) for place in places]
+                addresses = [builder.add(at, I64(LANES * part)) for part in range(4)]
+                parts = [_numbers(builder, address, LANES, stored) for address in addresses]
             found = []
             for q in range(queries):
-                place = builder.add(weights, builder.mul(weights_stride, I64(q)))
-                place = builder.add(place, builder.mul(token, I64(4)))
-                weight = spread(builder, load(builder, place, 0, _FLOAT))
+                address = builder.add(weights, builder.mul(weights_stride, I64(q)))
+                address = builder.add(address, builder.mul(token, I64(4)))
+                weight = spread(builder, load(builder, address, 0, _FLOAT))
                 found += [
                     call(builder, "llvm.fma.v16f32", FUSED, [weight, part, sums[4 * q + i]])
                     for i, part in enumerate(parts)
@@ -229,8 +229,8 @@ def mix(queries: int, stored: Codes | Literal["bfloat16"] = "bfloat16") -> Any:
             return found
 
         sums = loop(builder, tokens, starts, body)
-        for place, value in enumerate(sums):
-            store(builder, value, rows[place // 4], 64 * (place % 4))
+        for index, value in enumerate(sums):
+            store(builder, value, rows[index // 4], 64 * (index % 4))
         return context.get_dummy_value()
 
     def mixed(  # type: ignore[no-untyped-def] # numba infers types
@@ -283,9 +283,9 @@ def transposed_sums(builder: Any, sums: list[Any]) -> Any:
     return sums[0]
 
 
-def lanes(builder: Any, value: Any, places: Sequence[int], other: Any = None) -> Any:
+def lanes(builder: Any, value: Any, indices: Sequence[int], other: Any = None) -> Any:
     """Return these lanes of `value`, followed by `other`."""
-    mask = ir.Constant(ir.VectorType(I32, len(places)), list(places))
+    mask = ir.Constant(ir.VectorType(I32, len(indices)), list(indices))
     return builder.shuffle_vector(value, value if other is None else other, mask)
 
 

@@ -99,8 +99,8 @@ def tanh(x):  # type: ignore[no-untyped-def] # numba infers types
 
 
 @inner
-def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def] # numba infers types
-    (bits, widen), (head, layer, table) = numbers, place
+def _load_numbers(numbers, location, tables, base, count, keys, values):  # type: ignore[no-untyped-def] # numba infers types
+    (bits, widen), (head, layer, table) = numbers, location
     size = bits.shape[4]
     for token in range(count):
         block = tables[table + (base + token) // size]
@@ -114,8 +114,8 @@ def _load_numbers(numbers, place, tables, base, count, keys, values):  # type: i
 
 
 @inner
-def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignore[no-untyped-def] # numba infers types
-    head, _, table = place
+def _load_codes(codes, location, tables, base, count, keys, values):  # type: ignore[no-untyped-def] # numba infers types
+    head, _, table = location
     slabs, words, floating, first, first_scale, size = codes
     dim = keys.shape[1]
     for token in range(count):
@@ -129,13 +129,13 @@ def _load_codes(codes, place, tables, base, count, keys, values):  # type: ignor
 
 
 @inner
-def _load(numbers, codes, place, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def] # numba infers types
+def _load(numbers, codes, location, tables, base, count, keys, values, turned):  # type: ignore[no-untyped-def] # numba infers types
     """Load a tile as float32 `keys` [dim, tile] and `values` [tile, dim]: the tokens `base` to
-    `base + count` of `place` = (head, layer, start in `tables`)."""
+    `base + count` of `location` = (head, layer, start in `tables`)."""
     if numbers is not None:  # decided at compile time
-        _load_numbers(numbers, place, tables, base, count, turned, values)
+        _load_numbers(numbers, location, tables, base, count, turned, values)
     if codes is not None:
-        _load_codes(codes, place, tables, base, count, turned, values)
+        _load_codes(codes, location, tables, base, count, turned, values)
     for i in range(keys.shape[0]):
         for token in range(_TILE):
             keys[i, token] = turned[token, i]
@@ -221,8 +221,8 @@ def _attend(  # type: ignore[no-untyped-def] # numba infers types
         lowest = max(0, start + 1 - window) if window else 0
         for base in range(lowest // _TILE * _TILE, start + rows, _TILE):
             count = min(_TILE, start + rows - base)
-            place = (head, layer, runs[run, 3])
-            _load(numbers, codes, place, tables, base, count, keys_bits, values_bits, turned)
+            location = (head, layer, runs[run, 3])
+            _load(numbers, codes, location, tables, base, count, keys_bits, values_bits, turned)
             for m in range(rows * group):
                 own = start + m // group + 1 - base  # tokens up to the row's own
                 end, begin = min(count, own), max(0, own - window) if window else 0

@@ -99,11 +99,11 @@ def tile(lines: int, *, wide: bool = False) -> Any:
 def _emit_tile(builder: Any, rows: int, lines: int, wide: bool, at: _TileArguments) -> None:
     """Emit a tile whose sums stay in registers."""
     x_rows = [builder.add(at.x, builder.mul(at.x_stride, I64(row))) for row in range(rows)]
-    starts = [load(builder, at.start, 64 * place, FLOATS) for place in range(_VECTORS)]
+    starts = [load(builder, at.start, 64 * index, FLOATS) for index in range(_VECTORS)]
 
     def body(pair: Any, sums: list[Any]) -> list[Any]:
         weights_at = builder.add(at.panel, builder.mul(pair, I64(4 * COLUMNS)))
-        weights = [load(builder, weights_at, 64 * place, PAIRS) for place in range(_VECTORS)]
+        weights = [load(builder, weights_at, 64 * index, PAIRS) for index in range(_VECTORS)]
         prefetch(builder, builder.add(at.ahead, builder.mul(pair, I64(64 * lines))), lines)
         found: list[Any] = []
         for row in x_rows:
@@ -119,11 +119,11 @@ def _emit_tile(builder: Any, rows: int, lines: int, wide: bool, at: _TileArgumen
 def _write(builder: Any, sums: list[Any], row: Any, wide: bool, at: _TileArguments) -> None:
     """Write the sums of one row."""
     row_at = builder.add(at.out, builder.mul(at.out_stride, row))
-    for place, value in enumerate(sums):
+    for index, value in enumerate(sums):
         if wide:
-            store(builder, value, row_at, 4 * LANES * place)
+            store(builder, value, row_at, 4 * LANES * index)
         else:
-            store(builder, narrowed(builder, value), row_at, 2 * LANES * place)
+            store(builder, narrowed(builder, value), row_at, 2 * LANES * index)
 
 
 def _new_scratch(builder: Any) -> _Scratch:
@@ -141,11 +141,11 @@ def _emit_stretches(
     """Emit a tile for AVX2: the sums of one vector of columns are in registers, the others in
     scratch memory. Only the innermost loop is emitted per number of rows, since LLVM takes a minute
     to compile the whole for each."""
-    starts = [load(builder, at.start, 64 * place, FLOATS) for place in range(_VECTORS)]
+    starts = [load(builder, at.start, 64 * index, FLOATS) for index in range(_VECTORS)]
     with cgutils.for_range(builder, rows) as row:
         own = builder.add(scratch.sums, builder.mul(row.index, I64(4 * COLUMNS)))
-        for place, start in enumerate(starts):
-            store(builder, start, own, 64 * place)
+        for index, start in enumerate(starts):
+            store(builder, start, own, 64 * index)
     stretches = builder.sdiv(builder.add(at.pairs, I64(STRETCH_PAIRS - 1)), I64(STRETCH_PAIRS))
     with cgutils.for_range(builder, stretches) as stretch:
         first = builder.mul(stretch.index, I64(STRETCH_PAIRS))
@@ -171,7 +171,7 @@ def _emit_stretches(
             by_count(builder, rows, range(2, MAX_ROWS + 1), add)
     with cgutils.for_range(builder, rows) as row:
         own = builder.add(scratch.sums, builder.mul(row.index, I64(4 * COLUMNS)))
-        total = [load(builder, own, 64 * place, FLOATS) for place in range(_VECTORS)]
+        total = [load(builder, own, 64 * index, FLOATS) for index in range(_VECTORS)]
         _write(builder, total, row.index, wide, at)
 
 

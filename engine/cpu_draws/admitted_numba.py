@@ -84,7 +84,7 @@ def admits(mask, token):  # type: ignore[no-untyped-def] # numba infers types
 
 
 @inner
-def best_place(x, mask):  # type: ignore[no-untyped-def] # numba infers types
+def best_index(x, mask):  # type: ignore[no-untyped-def] # numba infers types
     """The token of the highest logit that is admitted, the lowest of equals; 0 if none is."""
     best, at = np.float32(-np.inf), 0
     for first in range(0, len(x), BLOCK):
@@ -104,9 +104,9 @@ def _highest_part(part, mask, first):  # type: ignore[no-untyped-def] # numba in
         best = highest_admitted(part.ctypes.data, mask.ctypes.data + first // 8, vectors)
     elif vectors:
         best = highest(part.ctypes.data, vectors)
-    for place in range(vectors * LANES, len(part)):
-        if part[place] > best and admits(mask, first + place):
-            best = part[place]
+    for index in range(vectors * LANES, len(part)):
+        if part[index] > best and admits(mask, first + index):
+            best = part[index]
     return best
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.cpu.compiled import compiled, inner, take_threads
-from baton.engine.cpu_draws.admitted_numba import BLOCK, admits, best_place, scale_part
+from baton.engine.cpu_draws.admitted_numba import BLOCK, admits, best_index, scale_part
 from baton.engine.cpu_draws.cutoffs_numba import BINS, lowest_kept
 from baton.engine.sampling.draw_plan import Sampler, sample_on_host
 from baton.engine.sampling.draw_rules import DrawRules
@@ -141,14 +141,14 @@ def _bounds(first, high, low, bits, out):  # type: ignore[no-untyped-def] # numb
 
 @inner
 def _winner(  # type: ignore[no-untyped-def] # numba infers types
-    x, mask, inverse, best, place, cutoff, start, position, room, bound, bits
+    x, mask, inverse, best, index, cutoff, start, position, room, bound, bits
 ):
     """The token of the highest sum of scaled logit and noise, the lowest of equals. The best
-    logit, at `place`, makes the first mark to beat."""
+    logit, at `index`, makes the first mark to beat."""
     key = _mix(start ^ position)
     high, low = np.uint32(key >> np.uint64(32)), np.uint32(key & np.uint64(0xFFFFFFFF))
-    mark = np.float64(best) + _gumbel(_hash(_hash(np.uint32(place) ^ high) ^ low))
-    winner = place
+    mark = np.float64(best) + _gumbel(_hash(_hash(np.uint32(index) ^ high) ^ low))
+    winner = index
     for first in range(0, len(x), BLOCK):
         part = x[first : first + BLOCK]
         size = len(part)
@@ -197,11 +197,11 @@ def _draw_rows(  # type: ignore[no-untyped-def] # numba infers types
             x, inverse = logits[row], inverses[row]
             at = mask_rows[row]
             mask = masks[at] if at >= 0 else bits.view(np.uint8)[:0]
-            place = best_place(x, mask)
-            tokens[row] = place
+            index = best_index(x, mask)
+            tokens[row] = index
             if inverse == np.float32(0.0):
                 continue
-            best = x[place] * inverse + np.float32(0.0)
+            best = x[index] * inverse + np.float32(0.0)
             cutoffs[row] = lowest_kept(
                 x,
                 mask,
@@ -221,7 +221,7 @@ def _draw_rows(  # type: ignore[no-untyped-def] # numba infers types
                 mask,
                 inverse,
                 best,
-                place,
+                index,
                 cutoffs[row],
                 starts[row],
                 positions[row],

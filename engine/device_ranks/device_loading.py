@@ -106,13 +106,13 @@ def build_device_rank_runner(
     check_split(whole, ranks, ep)
     meeting = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # of this user alone
     sizes = COUNTER_BYTES, SLOTS * SLOT_BYTES
-    store = str(Path(meeting.name) / "group")
+    store = Path(meeting.name) / "group"
     mine = RankOptions(0, ranks, folder, options, ep, memory_bytes=sizes, store=store)
     group = DeviceRankGroup(mine, [SharedMemory.create(size) for size in sizes], meeting)
     try:
         loaded = load_device_rank(mine, progress)
         group.wait_loaded()
-        collectives = Collectives(Path(mine.store), ranks, 0, loaded.device)
+        collectives = Collectives(store, ranks, 0, loaded.device)
         group.joined = collectives
         leader = _Leader(loaded, group, collectives, buckets)
         return leader.runner(memory or GroupMemory(mine, group))

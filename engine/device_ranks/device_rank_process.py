@@ -13,7 +13,6 @@ import json
 import socket
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -44,6 +43,8 @@ def main() -> None:
     end_with_leader()
     link = socket.socket(fileno=int(sys.argv[1]))
     options, descriptors = receive(link)
+    if options.store is None:
+        raise ValueError("the leader named no file by which its ranks find each other")
     device = device_of(options)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
@@ -51,7 +52,7 @@ def main() -> None:
         except BatonError as error:
             refuse(link, error)
         link.send(json.dumps({"loaded": options.rank}).encode())
-        collectives = Collectives(Path(options.store), options.ranks, options.rank, device)
+        collectives = Collectives(options.store, options.ranks, options.rank, device)
         DeviceRank(link, loaded, collectives, descriptors).follow()
 
 

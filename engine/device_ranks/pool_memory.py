@@ -44,7 +44,7 @@ class SharedTensor:
         return json.dumps({"cuda": values}), []
 
 
-_BYTES_OF_CUDA = (1, 4, 6)  # places of the handles in what `_share_cuda_` returns
+_BYTES_OF_CUDA = (1, 4, 6)  # indices of the handles in what `_share_cuda_` returns
 
 
 def mapped(text: str, descriptors: list[int], device: torch.device) -> Tensor:
@@ -54,8 +54,8 @@ def mapped(text: str, descriptors: list[int], device: torch.device) -> Tensor:
     if "cuda" not in given:
         return torch.from_numpy(SharedMemory(descriptors[0], int(given["size_bytes"])).array())
     values = [
-        bytes.fromhex(each) if place in _BYTES_OF_CUDA else each
-        for place, each in enumerate(given["cuda"])
+        bytes.fromhex(each) if index in _BYTES_OF_CUDA else each
+        for index, each in enumerate(given["cuda"])
     ]
     values[0] = device.index
     try:

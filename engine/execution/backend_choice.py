@@ -15,6 +15,10 @@ Gates, norms and draws are compiled wherever numba is installed, except for "tor
 bfloat16 are for every backend. MLA has one attention, for every backend. Within a backend, a
 product or an attention still takes the kernel that the processor's instructions allow.
 
+`MatrixBackend`, `DecoderKernels` and `Sampler` are the interface of a backend: the decoder and the
+runners know nothing else of it. `CpuBackend` and `GpuBackend` make them from what each device has
+(ranks that share memory; the sizes of graphs). No code takes either, so they share no interface.
+
 Numba and triton are imported only for a model that needs them. Keeps no state.
 """
 

@@ -110,15 +110,15 @@ class TorchAttention:
         tables = layout.decode_tables.long()
         kv = self._pool.take(layer, tables)  # [rows, block, kv_head, 2, token, dim]
         kv = kv.permute(3, 0, 2, 1, 4, 5).flatten(3, 4)  # [2, rows, kv_head, tokens, dim]
-        places, lengths = (
+        positions, lengths = (
             torch.arange(kv.shape[3], device=kv.device),
             layout.decode_lengths[:, None],
         )
-        allowed = places < lengths
+        allowed = positions < lengths
         if window := self._spec.windows[layer]:
-            allowed &= places >= lengths - window
+            allowed &= positions >= lengths - window
         if self._first:
-            allowed &= (places >= self._first) | (places == lengths - 1)
+            allowed &= (positions >= self._first) | (positions == lengths - 1)
         # A mask is not enough for an unwritten token, because 0 * NaN is NaN.
         kv = kv.masked_fill(~allowed[:, None, :, None], 0)
         grouped = queries.view(rows, kv.shape[2], heads // kv.shape[2], dim)
@@ -134,14 +134,14 @@ class TorchAttention:
         kv = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)  # [2, kv_head, tokens, dim]
         kv = kv[:, None, :, : end - skipped * size]
         own = torch.arange(chunk.start, end, device=kv.device)[:, None]
-        places = torch.arange(skipped * size, end, device=kv.device)
+        positions = torch.arange(skipped * size, end, device=kv.device)
         mask = None
         if chunk.start or self._first or (window and window < end):
-            mask = places <= own
+            mask = positions <= own
             if self._first:
-                mask &= (places >= self._first) | (places == own)
+                mask &= (positions >= self._first) | (positions == own)
             if window:
-                mask &= places > own - window
+                mask &= positions > own - window
         out = self._mix(queries.transpose(0, 1)[None], kv[0], kv[1], mask)
         return out[0].transpose(0, 1)
 

@@ -75,10 +75,10 @@ def mix(x: Tensor, weights: ExpertWeights, spec: ExpertsSpec, gating: Gating) ->
     logits = weights.gate(x.to(torch.float32))
     chosen, shares = route(logits, spec, weights.correction)
     outputs, by_expert = weights.experts.run(x, chosen, gating)
-    places = torch.empty_like(by_expert)
-    places[by_expert] = torch.arange(len(by_expert), device=x.device)
+    positions = torch.empty_like(by_expert)
+    positions[by_expert] = torch.arange(len(by_expert), device=x.device)
     mixed = functional.embedding_bag(  # gathers, scales and sums in one pass
-        places.view(chosen.shape), outputs, per_sample_weights=shares.to(x.dtype), mode="sum"
+        positions.view(chosen.shape), outputs, per_sample_weights=shares.to(x.dtype), mode="sum"
     )
     if weights.shared is not None:
         gate_up, down = weights.shared

@@ -124,10 +124,10 @@ class RankGroup:
         while len(found) < len(self._links):
             if time.monotonic() > deadline_s:
                 raise DeviceLost(f"ranks did not answer within {within_s:g} s")
-            waiting = [link for place, link in enumerate(self._links) if place not in found]
+            waiting = [link for index, link in enumerate(self._links) if index not in found]
             for link in select.select(waiting, [], [], _POLL_S)[0]:
                 found[self._links.index(link)] = self._answer(link)
-        return [found[place] for place in sorted(found)]
+        return [found[index] for index in sorted(found)]
 
     def _answer(self, link: socket.socket) -> dict[str, Any]:
         text = link.recv(_MAX_MESSAGE_BYTES)

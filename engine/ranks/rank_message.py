@@ -38,36 +38,37 @@ class Command(IntEnum):
 def write_arrays(slot: NDArray[np.uint8], arrays: Sequence[NDArray[np.generic]]) -> int:
     """Write `arrays` into `slot` and return the bytes used. Raises EngineError if they do not
     fit."""
-    place = 8 * (1 + _HEAD * len(arrays))
-    needed = place + sum(-(-array.nbytes // 8) * 8 for array in arrays)
+    offset = 8 * (1 + _HEAD * len(arrays))
+    needed = offset + sum(-(-array.nbytes // 8) * 8 for array in arrays)
     if needed > slot.nbytes:
         raise EngineError(
             f"a step of {needed} bytes exceeds the {slot.nbytes} bytes that ranks share: reduce "
             "step.prefill_tokens or step.max_sequences"
         )
-    head = slot[:place].view(np.int64)
+    head = slot[:offset].view(np.int64)
     head[0] = len(arrays)
     for number, array in enumerate(arrays):
         row = head[1 + number * _HEAD : 1 + (number + 1) * _HEAD]
         row[:] = 0
         row[0], row[1] = _DTYPES.index(array.dtype.type), array.ndim
         row[2 : 2 + array.ndim] = array.shape
-        slot[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        place += -(-array.nbytes // 8) * 8
+        flat = np.ascontiguousarray(array).reshape(-1)
+        slot[offset : offset + array.nbytes] = flat.view(np.uint8)
+        offset += -(-array.nbytes // 8) * 8
     return needed
 
 
 def read_arrays(slot: NDArray[np.uint8]) -> list[NDArray[np.generic]]:
     """Return copies of the arrays that `write_arrays` wrote."""
     count = int(slot[:8].view(np.int64)[0])
-    place, found = 8 * (1 + _HEAD * count), []
-    head = slot[8:place].view(np.int64).reshape(count, _HEAD)
+    offset, found = 8 * (1 + _HEAD * count), []
+    head = slot[8:offset].view(np.int64).reshape(count, _HEAD)
     for row in head.tolist():
         shape = tuple(row[2 : 2 + row[1]])
         dtype = np.dtype(_DTYPES[row[0]])
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        found.append(slot[place : place + size].view(dtype).reshape(shape).copy())
-        place += -(-size // 8) * 8
+        found.append(slot[offset : offset + size].view(dtype).reshape(shape).copy())
+        offset += -(-size // 8) * 8
     return found
 
 

@@ -21,7 +21,7 @@ class RankOptions:
     ep: int = 1  # groups of ranks that hold different experts
     blocks: int = 0  # of the pool; known once all ranks have loaded
     memory_bytes: tuple[int, ...] = ()  # of sums, commands, logits and the pool, in this order
-    store: str = ""  # the file by which ranks on devices of their own find each other
+    store: Path | None = None  # the file by which ranks on devices of their own find each other
 
     def text(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -34,7 +34,14 @@ class RankOptions:
         draft = given.pop("draft_folder")
         engine = EngineOptions(**given, draft_folder=None if draft is None else Path(draft))
         folder, sizes = Path(values.pop("folder")), tuple(values.pop("memory_bytes"))
-        return RankOptions(folder=folder, engine=engine, memory_bytes=sizes, **values)
+        store = values.pop("store")
+        return RankOptions(
+            folder=folder,
+            engine=engine,
+            memory_bytes=sizes,
+            store=None if store is None else Path(store),
+            **values,
+        )
 
     def numerics(self, digest: str) -> str:
         """Return what identifies a deterministic worker's bits. They depend on the order of sums,

@@ -123,8 +123,8 @@ class SharedAllReduce:
 
     def _exchange(self, part: Tensor, sequence: int, posted: bool) -> int:
         """Run one round. Returns 1 + the number of a missing rank; 0: `part` has the sum."""
-        place = (self._rank, sequence, posted)
+        round_ = (self._rank, sequence, posted)
         if part.dtype == torch.float32:
-            return int(exchange_float32(part.numpy(), self._flags, self._float32, *place))
+            return int(exchange_float32(part.numpy(), self._flags, self._float32, *round_))
         bits = part.view(torch.uint16).numpy()
-        return int(exchange_bfloat16(bits, self._flags, self._bfloat16, *place, self._scratch))
+        return int(exchange_bfloat16(bits, self._flags, self._bfloat16, *round_, self._scratch))

@@ -45,11 +45,11 @@ class MaskWords:
         rows, words = rows[: len(draws)], words[: len(found)]
         row_array, word_bytes = rows.numpy(), words.numpy().view(np.uint8)
         row_array[:] = -1
-        for place, (row, bits) in enumerate(found):
-            row_array[row] = place
+        for index, (row, bits) in enumerate(found):
+            row_array[row] = index
             count = min(len(bits), word_bytes.shape[1])
-            word_bytes[place, :count] = np.frombuffer(bits, np.uint8, count)
-            word_bytes[place, count:] = 0
+            word_bytes[index, :count] = np.frombuffer(bits, np.uint8, count)
+            word_bytes[index, count:] = 0
         return MaskWords(rows, words)
 
     def to(self, device: torch.device) -> MaskWords:

@@ -22,7 +22,7 @@ from baton.runtime.sampling import SamplingParams
 
 
 class AllowedTokens(Protocol):
-    """The tokens that a grammar admits at one place of an output."""
+    """The tokens that a grammar admits at one position of an output."""
 
     def bitmask(self) -> bytes | None:
         """Wait for the mask: one bit for each token id, lowest first; a token beyond its end is not

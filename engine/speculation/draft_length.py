@@ -127,24 +127,24 @@ class DraftLengthPolicy:
         return self._rate(np.asarray(shares), np.asarray(lengths, dtype=np.int64))
 
     def _rate(self, shares: Floats, lengths: Ints) -> float:
-        places = np.arange(self._longest)
-        gains = shares[:, None] ** (places + 1)
-        tokens = len(shares) + float(gains[places < lengths[:, None]].sum())
+        positions = np.arange(self._longest)
+        gains = shares[:, None] ** (positions + 1)
+        tokens = len(shares) + float(gains[positions < lengths[:, None]].sum())
         step_s = float(self.step_costs.seconds(len(shares) + int(lengths.sum())))
         deepest = int(lengths.max(initial=0))
         return tokens / (step_s + deepest * float(self.draft_costs.seconds(len(shares))))
 
     def _optimum(self, shares: Floats, caps: Ints) -> Ints:
         """Return the lengths that yield most, for each deepest length the best of all sums."""
-        sequences, places = len(shares), np.arange(self._longest)
-        gains = np.where(places < caps[:, None], shares[:, None] ** (places + 1), 0.0)
+        sequences, positions = len(shares), np.arange(self._longest)
+        gains = np.where(positions < caps[:, None], shares[:, None] ** (positions + 1), 0.0)
         pass_s = float(self.draft_costs.seconds(sequences))
         best, best_rate = np.zeros(sequences, dtype=np.int64), self._rate(shares, caps * 0)
         deepest_cap = int(caps.max(initial=0))
         # where depth costs nothing, the deepest covers the others
         for deepest in range(1 if pass_s else max(deepest_cap, 1), deepest_cap + 1):
             flat = gains[:, :deepest].ravel()
-            # stable: where gains are equal, a sequence's earlier places come first
+            # stable: where gains are equal, a sequence's earlier positions come first
             order = np.argsort(-flat, kind="stable")[: int(np.minimum(caps, deepest).sum())]
             tokens = sequences + np.cumsum(flat[order])
             rows = sequences + np.arange(1, len(order) + 1)

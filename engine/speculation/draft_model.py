@@ -88,7 +88,7 @@ class DraftModel:
         hidden = self._decoder.hidden(layout if device.type == "cpu" else layout.to(device))
         if not drafts:
             return
-        rows = [layout.spans[place][1] - 1 for place in range(len(drafts))]
+        rows = [layout.spans[index][1] - 1 for index in range(len(drafts))]
         draw_proposals(drafts, self._decoder.logits(hidden[rows]), self._sampler)
 
 

@@ -121,7 +121,7 @@ class Eagle3Drafter:
             layout = lay_out(StepBatch(tuple(draft.slice for draft in live)), self._bounds)
             hidden = self.head.hidden(layout, self.stored(layout) if features is None else features)
             draw_proposals(live, self.head.logits(hidden), self._sampler)
-            features = hidden[[place for place, draft in enumerate(live) if not draft.ended]]
+            features = hidden[[index for index, draft in enumerate(live) if not draft.ended]]
             live = [draft for draft in live if not draft.ended]
 
     def _store(self, slices: Sequence[Slice]) -> None:

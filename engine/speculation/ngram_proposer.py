@@ -39,13 +39,13 @@ class NgramState:
         matches = self.index.matches(self._tail)
         if not matches:
             return []
-        place = max(matches, key=lambda match: match.length).place
+        position = max(matches, key=lambda match: match.length).position
         proposed: list[int] = []
         repeated = 0  # where the text ends, its continuation goes on as it began
         while len(proposed) < limit:
-            place = self.index.after(place) if place != NOWHERE else NOWHERE
-            if place != NOWHERE:
-                proposed.append(self.index.token(place))
+            position = self.index.after(position) if position != NOWHERE else NOWHERE
+            if position != NOWHERE:
+                proposed.append(self.index.token(position))
             else:
                 proposed.append(proposed[repeated])
                 repeated += 1

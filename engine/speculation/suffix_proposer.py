@@ -100,7 +100,7 @@ class SuffixState:
 
     @property
     def visits(self) -> int:
-        """How many places and tokens the searches in both indexes have looked at."""
+        """How many positions and tokens the searches in both indexes have looked at."""
         return self._own.visits + self._shared.visits
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ class SuffixState:
 
 def _best_path(index: SuffixIndex, tail: Sequence[int], last: int, limit: int) -> _Path:
     """Return the path with the most expected tokens, from the nodes of `tail` and of shorter ends
-    of it: a longer match is more telling, a shorter one has more places."""
+    of it: a longer match is more telling, a shorter one has more positions."""
     matches = index.matches(tail)
     longest = max((match.length for match in matches), default=0)
     best = _Path()
@@ -142,19 +142,19 @@ def _best_path(index: SuffixIndex, tail: Sequence[int], last: int, limit: int) -
 
 def _follow(index: SuffixIndex, matches: list[Match], length: int, last: int, limit: int) -> _Path:
     """Follow the most frequent children of the node at which `matches` are, of a string of
-    `length` tokens. A place that reaches the end of the sequence, `last`, goes on in what is
+    `length` tokens. A position that reaches the end of the sequence, `last`, goes on in what is
     proposed behind it: its index there is counted down from -2."""
-    places = [match.place for match in matches]
+    positions = [match.position for match in matches]
     proposed: list[int] = []
     probability, expected = 1.0, 0.0
-    while len(proposed) < limit and places:
+    while len(proposed) < limit and positions:
         children: list[tuple[int, int]] = []
-        for place in places:
-            behind = _behind(index, place, last)
+        for position in positions:
+            behind = _behind(index, position, last)
             if behind != NOWHERE:
                 token = proposed[-2 - behind] if behind < NOWHERE else index.token(behind)
                 children.append((token, behind))
-        index.visits += len(places)
+        index.visits += len(positions)
         counts = Counter(token for token, _ in children)
         if not counts:
             break
@@ -163,13 +163,13 @@ def _follow(index: SuffixIndex, matches: list[Match], length: int, last: int, li
         if probability < PROBABILITY_FLOOR:
             break
         expected += probability
-        places = [place for child, place in children if child == token]
+        positions = [position for child, position in children if child == token]
         proposed.append(token)
     return _Path(proposed, expected)
 
 
-def _behind(index: SuffixIndex, place: int, last: int) -> int:
-    if place < NOWHERE:
-        return place - 1
-    behind = index.after(place)
-    return -2 if behind == NOWHERE and place == last else behind
+def _behind(index: SuffixIndex, position: int, last: int) -> int:
+    if position < NOWHERE:
+        return position - 1
+    behind = index.after(position)
+    return -2 if behind == NOWHERE and position == last else behind

@@ -184,12 +184,12 @@ def _logprobs(  # type: ignore[no-untyped-def] # Triton infers types
         row_ptr = logit_ptr + row.to(tl.int64) * vocab
         lane = tl.arange(0, BLOCK)
         highest = tl.full((BLOCK,), -float("inf"), dtype=tl.float32)
-        place = tl.full((BLOCK,), 0, dtype=tl.int32) + vocab
+        best_token = tl.full((BLOCK,), 0, dtype=tl.int32) + vocab
         for first in range(0, vocab, BLOCK):
             index = first + lane
             x = tl.load(row_ptr + index, mask=index < vocab, other=-float("inf"))
             better = x > highest
-            place = tl.where(better, index, place)
+            best_token = tl.where(better, index, best_token)
             highest = tl.where(better, x, highest)
         top = tl.max(highest, axis=0)
         total = tl.zeros((), dtype=tl.float64)
@@ -203,7 +203,7 @@ def _logprobs(  # type: ignore[no-untyped-def] # Triton infers types
         tile = tl.arange(0, TILES)
         for number in range(1, count + 1):
             best = tl.max(highest, axis=0)
-            token = tl.min(tl.where(highest == best, place, vocab), axis=0)
+            token = tl.min(tl.where(highest == best, best_token, vocab), axis=0)
             tl.store(best_ptr + row * stride + number, token)
             tl.store(value_ptr + row * stride + number, best - top - log_total)
             column = tile * BLOCK + token % BLOCK
@@ -214,4 +214,4 @@ def _logprobs(  # type: ignore[no-untyped-def] # Triton infers types
             at = tl.min(tl.where(left & (x == rest), column, vocab), axis=0)
             mine = lane == token % BLOCK
             highest = tl.where(mine, rest, highest)
-            place = tl.where(mine, at, place)
+            best_token = tl.where(mine, at, best_token)

@@ -56,10 +56,10 @@ def _sum_parts(  # type: ignore[no-untyped-def] # Triton infers types
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    place, slab, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    number, slab, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count, slabs, parts = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
-    seed = tl.load(seed_ptr + place).to(tl.uint64, bitcast=True)
-    start = word_ptr + (tl.load(block_ptr + place) * slabs + slab) * slab_words
+    seed = tl.load(seed_ptr + number).to(tl.uint64, bitcast=True)
+    start = word_ptr + (tl.load(block_ptr + number) * slabs + slab) * slab_words
     products = tl.zeros((BLOCK,), dtype=tl.uint64)
     totals = tl.zeros((BLOCK,), dtype=tl.uint64)
     for first in range(part * PART, min((part + 1) * PART, slab_words), BLOCK):
@@ -70,7 +70,7 @@ def _sum_parts(  # type: ignore[no-untyped-def] # Triton infers types
         product = (keyed & 0xFFFFFFFF) * (keyed >> 32)
         products += tl.where(inside, product, 0)
         totals += word
-    target = partial_ptr + (place.to(tl.int64) * slabs + slab) * parts + part
+    target = partial_ptr + (number.to(tl.int64) * slabs + slab) * parts + part
     tl.store(target, tl.sum(products, axis=0).to(tl.int64, bitcast=True))
     behind = count.to(tl.int64) * slabs * parts
     tl.store(target + behind, tl.sum(totals, axis=0).to(tl.int64, bitcast=True))

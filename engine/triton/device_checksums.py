@@ -49,8 +49,8 @@ class DeviceChecksums:
         given[0, : len(index)] = index
         given[1, : len(index)] = np.asarray(seeds, dtype=np.uint64).view(np.int64)
         with self._turn, self._aside:
-            places, keys = torch.from_numpy(given).to(self._blocks.device)[:, : len(index)]
-            sums = block_checksums(self._blocks, places, keys, self._slabs).cpu()
+            on_device, keys = torch.from_numpy(given).to(self._blocks.device)[:, : len(index)]
+            sums = block_checksums(self._blocks, on_device, keys, self._slabs).cpu()
         return cast(NDArray[np.uint64], sums.numpy().view(np.uint64))
 
 

@@ -46,10 +46,10 @@ class DeviceConversion:
         with self._turn, self._aside:
             content = self._engine.converted(sources)
             index = torch.tensor(targets, dtype=torch.int64, device=device)
-            places = index.view(len(sources), self.parts)
+            blocks = index.view(len(sources), self.parts)
             for part in range(self.parts):
                 piece = content[:, part * width : (part + 1) * width]
-                self._stored[places[:, part], : piece.shape[1]] = piece
+                self._stored[blocks[:, part], : piece.shape[1]] = piece
             rows = torch.arange(len(sources), device=device)
             seeded = torch.from_numpy(keys).to(device)
             sums = block_checksums(content, rows, seeded, self._slabs).cpu()

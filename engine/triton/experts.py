@@ -130,12 +130,12 @@ def _grouped(  # type: ignore[no-untyped-def] # Triton infers types
     if expert < EXPERTS:
         row = begin + tl.arange(0, BLOCK_M)
         inside = row < end
-        place = row.to(tl.int64)
+        source = row.to(tl.int64)
         if GATHER:
-            place = tl.load(source_ptr + row, mask=inside, other=0)
+            source = tl.load(source_ptr + row, mask=inside, other=0)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         step = tl.arange(0, BLOCK_K)
-        x_tile = x_ptr + place[:, None] * depth + step[None, :]
+        x_tile = x_ptr + source[:, None] * depth + step[None, :]
         matrix = weight_ptr + expert.to(tl.int64) * width * depth
         w_tile = matrix + column.to(tl.int64)[None, :] * depth + step[:, None]
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

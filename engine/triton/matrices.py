@@ -71,8 +71,8 @@ class StackedExperts:
         inner = gating(_product(x.contiguous(), *given))
         outputs = _product(inner, self.down, offsets, None, self.tile_rows)
         if self.first is not None:  # the product leaves those rows unwritten
-            places = torch.arange(len(outputs), device=outputs.device)
-            outputs.masked_fill_((places >= offsets[-1])[:, None], 0.0)
+            numbers = torch.arange(len(outputs), device=outputs.device)
+            outputs.masked_fill_((numbers >= offsets[-1])[:, None], 0.0)
         return outputs, by_expert
 
 

@@ -46,10 +46,10 @@ def latent_tiles(heads: int, dtype: torch.dtype, coded: bool = False) -> Tiles:
 
 # fmt: off
 @triton.jit
-def row_tile(start, places, held, DIM: tl.constexpr, DIM_PAD: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
+def row_tile(start, offsets, held, DIM: tl.constexpr, DIM_PAD: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Load rows [tokens, DIM_PAD] from `start`; zero where not `held` and beyond DIM."""
     dims = tl.arange(0, DIM_PAD)
-    cells = start + places[:, None] + dims[None, :]
+    cells = start + offsets[:, None] + dims[None, :]
     if DIM == DIM_PAD:
         return tl.load(cells, mask=held[:, None], other=0.0)
     else:
@@ -113,9 +113,9 @@ def latent_kernel(  # type: ignore[no-untyped-def] # Triton infers types
             tokens = begin + tl.arange(0, TOKENS)
             held = tokens < length
             blocks = tl.load(table + tokens // BLOCK_SIZE, mask=held, other=0)
-            places = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token
-            latent = row_tile(latents, places, held, RANK, RANK_PAD)
-            shared = row_tile(latents + RANK, places, held, REST, REST_PAD)
+            offsets = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token
+            latent = row_tile(latents, offsets, held, RANK, RANK_PAD)
+            shared = row_tile(latents + RANK, offsets, held, REST, REST_PAD)
             latent = plain(latent, query.dtype, CODES, INTERPRETED)
             shared = plain(shared, query.dtype, CODES, INTERPRETED)
             units = None

@@ -55,17 +55,17 @@ def winner(  # type: ignore[no-untyped-def] # Triton infers types
     inverse,
     cutoff,
     best,
-    place,
+    best_token,
     high,
     low,
     LISTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Return the token of the highest sum of logit and noise. As on a CPU, a cheap bound on the
-    noise excludes nearly all tokens before the exact noise is computed; `best` at `place` is the
-    first value to exceed. LISTED: the tokens' ids are at `id_ptr`."""
-    won = place
-    mark = best.to(tl.float64) + gumbel(noise_bits(place, high, low))
+    noise excludes nearly all tokens before the exact noise is computed; `best`, of `best_token`, is
+    the first value to exceed. LISTED: the tokens' ids are at `id_ptr`."""
+    won = best_token
+    mark = best.to(tl.float64) + gumbel(noise_bits(best_token, high, low))
     for first in range(0, count, BLOCK):
         index = first + tl.arange(0, BLOCK)
         held = index < count

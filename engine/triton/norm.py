@@ -110,15 +110,15 @@ def _norm(  # type: ignore[no-untyped-def] # Triton infers types
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < SIZE)
     source = (row // HEADS) * row_stride + (row % HEADS) * head_stride + column
-    place = row * SIZE + column
+    dense = row * SIZE + column
     wide = tl.load(x_ptr + source, mask=inside, other=0.0).to(tl.float32)
     # Before the sum, which every later load would wait for.
     weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     if ADD:
-        wide += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        wide += tl.load(residual_ptr + dense, mask=inside, other=0.0).to(tl.float32)
         total = wide.to(total_ptr.dtype.element_ty)
-        tl.store(total_ptr + place, total, mask=inside)
+        tl.store(total_ptr + dense, total, mask=inside)
         wide = total.to(tl.float32)
     mean = tl.sum(wide * wide, axis=1)[:, None] / SIZE
     normed = wide * tl.rsqrt(mean + eps) * (weight + offset)
-    tl.store(out_ptr + place, normed.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + dense, normed.to(out_ptr.dtype.element_ty), mask=inside)

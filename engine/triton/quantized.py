@@ -231,12 +231,12 @@ def _unpack(  # type: ignore[no-untyped-def] # Triton infers types
     else:
         stored = tl.load(value_ptr + row * depth + column, mask=inside, other=0)
         value = _decoded(stored, PACKING)
-    place = row * groups + column // group
+    offset = row * groups + column // group
     if ZEROS:
-        value -= tl.load(zero_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        value -= tl.load(zero_ptr + offset, mask=inside, other=0.0).to(tl.float32)
     elif PACKING == "int4":
         value -= 8.0
-    value *= tl.load(scale_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    value *= tl.load(scale_ptr + offset, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * depth + column, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -267,11 +267,11 @@ def quantized_sums(  # type: ignore[no-untyped-def] # Triton infers types
     used = column < width
     sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(first, end, BLOCK_K):
-        place = column.to(tl.int64) * groups + start // group
-        scale = tl.load(scale_ptr + place, mask=used, other=0.0).to(tl.float32)
+        offset = column.to(tl.int64) * groups + start // group
+        scale = tl.load(scale_ptr + offset, mask=used, other=0.0).to(tl.float32)
         zero = tl.zeros((BLOCK_N,), dtype=tl.float32)
         if ZEROS:
-            zero = tl.load(zero_ptr + place, mask=used, other=0.0).to(tl.float32)
+            zero = tl.load(zero_ptr + offset, mask=used, other=0.0).to(tl.float32)
         elif PACKING == "int4":
             zero += 8.0
         part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

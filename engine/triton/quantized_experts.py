@@ -153,15 +153,15 @@ def grouped_quantized(  # type: ignore[no-untyped-def] # Triton infers types
     if expert < EXPERTS:
         row = begin + tl.arange(0, BLOCK_M)
         inside = row < end
-        place = row.to(tl.int64)
+        source = row.to(tl.int64)
         if GATHER:
-            place = tl.load(source_ptr + row, mask=inside, other=0)
+            source = tl.load(source_ptr + row, mask=inside, other=0)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         before = expert.to(tl.int64) * width  # rows of other experts' matrices
         wide = depth // 2 if PACKING == "int4" else depth
         # fmt: off
         sums = quantized_sums(
-            x_ptr + place[:, None] * depth, inside[:, None],
+            x_ptr + source[:, None] * depth, inside[:, None],
             value_ptr + before * wide, scale_ptr + before * groups, zero_ptr + before * groups,
             column, width, depth, groups, group, 0, depth,
             PACKING, ZEROS, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, INTERPRETED)

@@ -66,7 +66,7 @@ def draw_tokens(
         None if masks is None else masks.rows,
         None if masks is None else masks.words,
         0 if masks is None else masks.words.stride(0),
-        *(room.best, room.places, room.peaks, room.counts),
+        *(room.best, room.best_tokens, room.peaks, room.counts),
         vocab,
         each,
         MASKS=masks is not None,
@@ -79,7 +79,7 @@ def draw_tokens(
     collect_kernel[(rows, slices)](
         logits,
         *rules.tensors(),
-        *(room.best, room.places, room.peaks, room.masses, room.counts, room.values, room.ids),
+        *(room.best, room.best_tokens, room.peaks, room.masses, room.counts, room.values, room.ids),
         vocab,
         each,
         **shared,
@@ -92,7 +92,7 @@ def draw_tokens(
     resolve_kernel[(rows,)](
         logits,
         *rules.tensors(),
-        *(room.best, room.places, room.masses, room.counts, room.values, room.ids),
+        *(room.best, room.best_tokens, room.masses, room.counts, room.values, room.ids),
         tokens,
         finite,
         vocab,
@@ -109,7 +109,7 @@ class _DrawRoom:
     """The memory between the kernels of one call."""
 
     best: Tensor  # float32 [rows, slices]
-    places: Tensor  # int32 [rows, slices]: the token of the best; -1: the slice is not finite
+    best_tokens: Tensor  # int32 [rows, slices]: the token of the best; -1: the slice is not finite
     peaks: Tensor  # float32 [rows, groups]: the best of each, over the temperature
     masses: Tensor  # int64 [rows, slices]
     counts: Tensor  # int32 [rows]: the tokens to list, which may be more than there is room for
@@ -123,7 +123,7 @@ class _DrawRoom:
         floats = partial(torch.empty, dtype=torch.float32, device=device)
         return _DrawRoom(
             best=floats((rows, slices)),
-            places=ints((rows, slices)),
+            best_tokens=ints((rows, slices)),
             peaks=floats((rows, groups)),
             masses=torch.empty((rows, slices), dtype=torch.int64, device=device),
             counts=ints(rows),
@@ -156,7 +156,7 @@ def scan_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     word_ptr,
     words,
     best_ptr,
-    place_ptr,
+    best_token_ptr,
     peak_ptr,
     count_ptr,
     vocab,
@@ -174,7 +174,7 @@ def scan_kernel(  # type: ignore[no-untyped-def] # Triton infers types
         word_ptr += tl.maximum(mask, 0).to(tl.int64) * words
     lane = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), -float("inf"), dtype=tl.float32)
-    place = tl.zeros((BLOCK,), dtype=tl.int32) + vocab
+    best_token = tl.zeros((BLOCK,), dtype=tl.int32) + vocab
     broken = tl.zeros((BLOCK,), dtype=tl.int32)
     start = number * each
     for first in range(start, tl.minimum(start + each, vocab), BLOCK):
@@ -184,13 +184,13 @@ def scan_kernel(  # type: ignore[no-untyped-def] # Triton infers types
         if MASKS:
             x = _masked(x, row_ptr, word_ptr, index, (index < vocab) & (mask >= 0))
         better = (x > highest) & (index < vocab)
-        place = tl.where(better, index, place)
+        best_token = tl.where(better, index, best_token)
         highest = tl.where(better, x, highest)
     best = tl.max(highest, axis=0)
-    at = tl.min(tl.where(highest == best, place, vocab), axis=0)
+    at = tl.min(tl.where(highest == best, best_token, vocab), axis=0)
     slot = row * SLICES + number
     tl.store(best_ptr + slot, best)
-    tl.store(place_ptr + slot, tl.where(tl.max(broken, axis=0) > 0, -1, at))
+    tl.store(best_token_ptr + slot, tl.where(tl.max(broken, axis=0) > 0, -1, at))
     if number == 0:
         tl.store(count_ptr + row, 0)
     inverse = tl.load(inverse_ptr + row).to(tl.float32)
@@ -201,12 +201,12 @@ def scan_kernel(  # type: ignore[no-untyped-def] # Triton infers types
 
 
 @triton.jit
-def _row_best(best_ptr, place_ptr, row, vocab, SLICES: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
+def _row_best(best_ptr, best_token_ptr, row, vocab, SLICES: tl.constexpr):  # type: ignore[no-untyped-def] # Triton infers types
     """Return the highest logit of a row, its lowest token, and whether the row is finite."""
     slot = row * SLICES + tl.arange(0, SLICES)
-    best, place = tl.load(best_ptr + slot), tl.load(place_ptr + slot)
+    best, token = tl.load(best_ptr + slot), tl.load(best_token_ptr + slot)
     highest = tl.max(best, axis=0)
-    return highest, tl.min(tl.where(best == highest, place, vocab)), tl.min(place, axis=0) >= 0
+    return highest, tl.min(tl.where(best == highest, token, vocab)), tl.min(token, axis=0) >= 0
 
 
 @triton.jit
@@ -229,13 +229,13 @@ def _list(  # type: ignore[no-untyped-def] # Triton infers types
     found = tl.sum(each, axis=0)
     if found > 0:
         index = first + tl.arange(0, BLOCK)
-        place = tl.atomic_add(count_ptr, found) + tl.cumsum(each, axis=0) - each
+        slot = tl.atomic_add(count_ptr, found) + tl.cumsum(each, axis=0) - each
         for tile in range(tl.cdiv(end - first, BLOCK)):
             here = ((chosen >> tile) & 1) > 0
-            room = here & (place < LONGEST)
-            tl.store(value_ptr + place, tl.load(row_ptr + index, mask=room), mask=room)
-            tl.store(id_ptr + place, index, mask=room)
-            place += here.to(tl.int32)
+            room = here & (slot < LONGEST)
+            tl.store(value_ptr + slot, tl.load(row_ptr + index, mask=room), mask=room)
+            tl.store(id_ptr + slot, index, mask=room)
+            slot += here.to(tl.int32)
             index += BLOCK
 
 
@@ -280,7 +280,7 @@ def collect_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     start_ptr,
     position_ptr,
     best_ptr,
-    place_ptr,
+    best_token_ptr,
     peak_ptr,
     mass_ptr,
     count_ptr,
@@ -296,7 +296,7 @@ def collect_kernel(  # type: ignore[no-untyped-def] # Triton infers types
 ):
     """List what can win of one slice, and sum its mass for top-p alone. Greedy rows need none."""
     row, number = tl.program_id(0), tl.program_id(1)
-    highest, place, finite = _row_best(best_ptr, place_ptr, row, vocab, SLICES)
+    highest, best_token, finite = _row_best(best_ptr, best_token_ptr, row, vocab, SLICES)
     inverse = tl.load(inverse_ptr + row).to(tl.float32)
     top_k = tl.load(top_k_ptr + row).to(tl.int32)
     top_k = tl.where(top_k < vocab, top_k, 0)
@@ -325,7 +325,7 @@ def collect_kernel(  # type: ignore[no-untyped-def] # Triton infers types
         else:
             cutoff = best + tl.load(log_min_p_ptr + row).to(tl.float32)
             high, low = stream_key(tl.load(start_ptr + row), tl.load(position_ptr + row))
-            mark = best.to(tl.float64) + gumbel(noise_bits(place, high, low))
+            mark = best.to(tl.float64) + gumbel(noise_bits(best_token, high, low))
             mark = mark.to(tl.float32)
             rules = vocab, inverse, cutoff, mark, high, low
             _list_rivals(row_ptr, start, end, *rules, *room, LONGEST, BLOCK)
@@ -341,7 +341,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def] # Triton infers types
     start_ptr,
     position_ptr,
     best_ptr,
-    place_ptr,
+    best_token_ptr,
     mass_ptr,
     count_ptr,
     value_ptr,
@@ -357,7 +357,7 @@ def resolve_kernel(  # type: ignore[no-untyped-def] # Triton infers types
 ):
     """Draw one row's token from its list, or from the row where the list has not all of it."""
     row = tl.program_id(0)
-    highest, place, finite = _row_best(best_ptr, place_ptr, row, vocab, SLICES)
+    highest, token, finite = _row_best(best_ptr, best_token_ptr, row, vocab, SLICES)
     tl.store(finite_ptr + row, finite.to(finite_ptr.dtype.element_ty))
     inverse = tl.load(inverse_ptr + row).to(tl.float32)
     if finite & (inverse > 0):
@@ -382,11 +382,11 @@ def resolve_kernel(  # type: ignore[no-untyped-def] # Triton infers types
         cutoff = tl.maximum(cutoff, best + tl.load(log_min_p_ptr + row).to(tl.float32))
         high, low = stream_key(tl.load(start_ptr + row), tl.load(position_ptr + row))
         if complete:
-            place = winner(
-                value_ptr, id_ptr, listed, inverse, cutoff, best, place, high, low, True, LISTED
+            token = winner(
+                value_ptr, id_ptr, listed, inverse, cutoff, best, token, high, low, True, LISTED
             )
         else:
-            place = winner(
-                row_ptr, id_ptr, vocab, inverse, cutoff, best, place, high, low, False, BLOCK
+            token = winner(
+                row_ptr, id_ptr, vocab, inverse, cutoff, best, token, high, low, False, BLOCK
             )
-    tl.store(token_ptr + row, tl.where(finite, place, 0).to(tl.int64))
+    tl.store(token_ptr + row, tl.where(finite, token, 0).to(tl.int64))

@@ -97,7 +97,7 @@ def weigh(best, total, scores):  # type: ignore[no-untyped-def] # Triton infers 
 
 @triton.jit
 def load_scales(  # type: ignore[no-untyped-def] # Triton infers types
-    place,  # pointers [tokens] to the scales of keys
+    scale_ptr,  # pointers [tokens] to the scales of keys
     stride_kv,
     held,  # bool [tokens]: the others are 0
     MASKED: tl.constexpr,
@@ -105,10 +105,10 @@ def load_scales(  # type: ignore[no-untyped-def] # Triton infers types
 ):
     """Load the scales of a tile's keys and values, float32 [tokens] each."""
     if MASKED:
-        keys = tl.load(place, mask=held, other=0.0)
-        values = tl.load(place + stride_kv, mask=held, other=0.0)
+        keys = tl.load(scale_ptr, mask=held, other=0.0)
+        values = tl.load(scale_ptr + stride_kv, mask=held, other=0.0)
     else:
-        keys, values = tl.load(place), tl.load(place + stride_kv)
+        keys, values = tl.load(scale_ptr), tl.load(scale_ptr + stride_kv)
     return unit(keys, CODES), unit(values, CODES)
 
 
@@ -151,8 +151,8 @@ def attend_stretch(  # type: ignore[no-untyped-def] # Triton infers types
             blocks = tl.load(table + tokens // BLOCK_SIZE, mask=held, other=0)
         else:
             blocks = tl.load(table + tokens // BLOCK_SIZE)
-        places = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token
-        cells = places[:, None] + dims[None, :]
+        offsets = blocks.to(tl.int64) * stride_block + (tokens % BLOCK_SIZE) * stride_token
+        cells = offsets[:, None] + dims[None, :]
         if MASKED or DIM != DIM_PAD:
             there = (dims < DIM)[None, :]
             if MASKED:

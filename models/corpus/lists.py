@@ -78,7 +78,7 @@ def _times(scene: Scene) -> Pair:
     return asked, f"The word {item} is there {items.count(item)} times."
 
 
-def _place(scene: Scene) -> Pair:
+def _item_at(scene: Scene) -> Pair:
     items = _items(scene, 5)
     at = scene.choose.randrange(len(items))
     word = "last" if at == len(items) - 1 else ORDINALS[at]
@@ -99,5 +99,5 @@ def _largest(scene: Scene) -> Pair:
 
 
 _QUESTIONS: tuple[Callable[[Scene], Pair], ...] = (
-    _copy, _reverse, _reverse, _sort, _sort, _sort, _count, _times, _place, _largest,
+    _copy, _reverse, _reverse, _sort, _sort, _sort, _count, _times, _item_at, _largest,
 )  # fmt: skip

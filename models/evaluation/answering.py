@@ -26,7 +26,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(slots=True)
 class _Open:
-    place: int  # in the caller's list
+    index: int  # in the caller's list
     prompt: Sequence[int]
     most: int
     blocks: range
@@ -70,15 +70,15 @@ class ModelAnswers:
         """For each prompt up to `most` tokens, which end with the end token if one is said.
         Raises EngineError if the model's numbers are not finite."""
         found: list[list[int]] = [[] for _ in prompts]
-        order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         for first in range(0, len(order), _AT_ONCE):
-            places = order[first : first + _AT_ONCE]
+            indices = order[first : first + _AT_ONCE]
             open_now = [
-                _Open(place, prompts[place], most[place], self._blocks(at))
-                for at, place in enumerate(places)
+                _Open(index, prompts[index], most[index], self._blocks(at))
+                for at, index in enumerate(indices)
             ]
             for answer in self._answered(open_now):
-                found[answer.place] = answer.said
+                found[answer.index] = answer.said
         return found
 
     def best(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:

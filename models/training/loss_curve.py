@@ -76,8 +76,8 @@ def draw(runs: Mapping[str, Points], *, logarithmic: bool = True) -> Pixels:
         _write(picture, x - 8, _HEIGHT - _BOTTOM + 8, f"{minute:.1f}")
     colours = list(COLOURS.values())
     for at, run in enumerate(runs.values()):
-        places = [(_x(minute, last), heights.y(figure)) for minute, figure in run]
-        for start, end in zip(places, places[1:] or places, strict=False):
+        corners = [(_x(minute, last), heights.y(figure)) for minute, figure in run]
+        for start, end in zip(corners, corners[1:] or corners, strict=False):
             _line(picture, start, end, colours[at % len(colours)])
     return picture
 
@@ -93,8 +93,8 @@ def _decades(losses: Sequence[float]) -> _Heights:
 def _even(figures: Sequence[float]) -> _Heights:
     low = float(np.floor(min(figures)))
     high = max(float(np.ceil(max(figures))), low + 1.0)
-    places = [low + (high - low) * part / _TICKS for part in range(_TICKS + 1)]
-    return _Heights(low, high, [(figure, f"{figure:.1f}") for figure in places], False)
+    points = [low + (high - low) * part / _TICKS for part in range(_TICKS + 1)]
+    return _Heights(low, high, [(figure, f"{figure:.1f}") for figure in points], False)
 
 
 def _x(minute: float, last: float) -> int:

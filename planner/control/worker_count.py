@@ -19,9 +19,9 @@ class WorkerCount:
         return len(self.worker_ids)
 
     @property
-    def last_id(self) -> str:
-        """Return the worker that would leave first; empty if none is asked for."""
-        return self.worker_ids[-1] if self.worker_ids else ""
+    def last_id(self) -> str | None:
+        """Return the worker that would leave first; None if none is asked for."""
+        return self.worker_ids[-1] if self.worker_ids else None
 
 
 def fleet_count(version: str, prefill: int, decode: int) -> WorkerCount:

@@ -64,7 +64,7 @@ class ChoiceText:
         self._calls = None if calling is None else ToolCallParser(calling)
         self._min_tokens = request.sampling.min_tokens
         self._token_ids = request.token_ids
-        self._characters = 0
+        self._characters = len(request.echo or "")
         self.tokens = 0
         self.accepted_proposals = self.rejected_proposals = 0
         self.finished = False

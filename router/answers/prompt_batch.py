@@ -65,8 +65,8 @@ class PromptBatch:
 
     async def begin(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._follow(place, member))
-            for place, member in enumerate(self._members)
+            asyncio.create_task(self._follow(index, member))
+            for index, member in enumerate(self._members)
         ]
 
     async def next(self) -> list[ChoiceDelta] | None:
@@ -113,22 +113,22 @@ class PromptBatch:
 
     def unfinished(self) -> list[int]:
         return [
-            place * self._each + choice
-            for place, member in enumerate(self._members)
+            index * self._each + choice
+            for index, member in enumerate(self._members)
             for choice in member.unfinished()
         ]
 
     def with_prompt(self, piece: ChoiceDelta) -> ChoiceDelta:
         """Same as `RequestHandler.with_prompt`."""
-        place, choice = divmod(piece.choice, self._each)
-        own = self._members[place].with_prompt(replace(piece, choice=choice))
+        index, choice = divmod(piece.choice, self._each)
+        own = self._members[index].with_prompt(replace(piece, choice=choice))
         return replace(own, choice=piece.choice)
 
-    async def _follow(self, place: int, member: RequestHandler) -> None:
+    async def _follow(self, index: int, member: RequestHandler) -> None:
         try:
             await member.begin()
             while (pieces := await member.next()) is not None:
-                shift = place * self._each
+                shift = index * self._each
                 await self._found.put([replace(p, choice=p.choice + shift) for p in pieces])
             await self._found.put(None)
         except Exception as error:  # raised where the answer is written

@@ -207,8 +207,7 @@ class RequestHandler:
         request = self._request
         scores = self._active_request.scores if self._active_request is not None else None
         if request.echo is not None:
-            shift = len(request.echo)
-            own = [replace(entry, offset=entry.offset + shift) for entry in piece.logprobs]
+            own = piece.logprobs
             if request.echo_top is not None and scores is not None:
                 own = [*self._prompt_entries(scores, request.echo_top), *own]
             piece = replace(piece, text=request.echo + piece.text, logprobs=own)
@@ -229,13 +228,14 @@ class RequestHandler:
         token_bytes = self._serving.tokenizer.token_bytes
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         entries, offset = [], 0
-        for place, token in enumerate(self._request.prompt):
-            logprob = scores.logprobs[place - 1] if place else None
-            top = scores.top(place, most) if place else ()
-            rank = scores.ranks[place - 1] if place else 0
+        for position, token in enumerate(self._request.prompt):
+            logprob = scores.logprobs[position - 1] if position else None
+            top = scores.top(position, most) if position else ()
+            rank = scores.ranks[position - 1] if position else 0
             entries.append(TokenLogprob(token, logprob, top, offset, rank))
             text = decoder.decode(token_bytes(token))
-            if place or (self._request.echo or "").startswith(text):  # else added by the tokenizer
+            # else the tokenizer has added it
+            if position or (self._request.echo or "").startswith(text):
                 offset += len(text)
         return entries
 

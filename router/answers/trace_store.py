@@ -76,7 +76,7 @@ class TraceStore:
         entry = self._entries.get(request_id)
         if entry is not None:
             return entry.body if tenant in (None, entry.tenant) else None
-        members = (self._entries.get(f"{request_id}-{place}") for place in range(MAX_PROMPTS))
+        members = (self._entries.get(f"{request_id}-{index}") for index in range(MAX_PROMPTS))
         mine = [each for each in members if each is not None and tenant in (None, each.tenant)]
         last = max(mine, key=lambda each: each.seconds or 0.0, default=None)
         return last.body if last is not None else None
@@ -84,8 +84,8 @@ class TraceStore:
     def slowest(self, count: int, tenant: bytes | None) -> list[bytes]:
         """Return the records with the longest times to the first byte, the longest first."""
         answered = (
-            (entry.seconds, place, entry.body)
-            for place, entry in enumerate(self._entries.values())
+            (entry.seconds, index, entry.body)
+            for index, entry in enumerate(self._entries.values())
             if entry.seconds is not None and tenant in (None, entry.tenant)
         )
         return [body for *_, body in heapq.nlargest(count, answered)]

@@ -5,6 +5,7 @@ Knows no transport. Made once by `server.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -62,11 +63,14 @@ class Router:
         return replace(request, cache_salt=tenant_salt(self.key, isolated, request.cache_salt))
 
     @asynccontextmanager
-    async def receiving(self, deadline_s: float, tenant: bytes) -> AsyncIterator[HeldBody]:
+    async def receiving(
+        self, deadline_s: float, tenant: bytes, *, generates: bool = False
+    ) -> AsyncIterator[HeldBody]:
         """Bound the reading of a request's body and prompt. Raises Overloaded, before it is read,
-        if the request would miss its deadline. Yields the account for the body's bytes."""
+        if a request that generates would miss its deadline. Yields the account for the body's
+        bytes."""
         with self.serving.admission.arrival(), self.bodies.account(tenant) as body:
-            self.serving.dispatcher.check_deadline(deadline_s)
+            self.serving.dispatcher.check_deadline(deadline_s if generates else math.inf)
             with on_behalf_of(tenant):
                 async with until(deadline_s):
                     yield body

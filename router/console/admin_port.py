@@ -1,7 +1,8 @@
 """The admin port of a router: a second HTTP server, on the router's own loop.
 
-It shows and changes nothing of the cluster, but for the requests of the playground. A failure here
-is logged, and never ends the router. Owns the console's feed and the port.
+It shows and changes nothing of the cluster, but for the requests of the playground. Where other
+hosts can reach it, it speaks TLS as the clients' ports do. A failure here is logged, and never ends
+the router. Owns the console's feed and the port.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from baton.router.http_frontend.http_protocol import BoundedHttpProtocol
 from baton.runtime import logs
 from baton.runtime.config import is_loopback
 from baton.runtime.errors import ConfigError
-from baton.runtime.http_server import HttpServer, listen
+from baton.runtime.serving.client_tls import ClientTls
+from baton.runtime.serving.http_server import HttpServer, listen
 
 KEY_CHARACTERS = 16  # at least
 BACKLOG = 64
@@ -51,12 +53,21 @@ class AdminAccess:
         """Whether only this machine can reach the port."""
         return is_loopback(self.host)
 
+    def url(self, port: int, router_tls: str) -> str:
+        """Return the URL of the port, with the value of `router.tls`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if router_tls and not self.on_loopback else ''}://{host}:{port}"
+
+    def address(self, port: int, router_tls: str) -> str:
+        """Return host:port, behind https:// if the port speaks TLS."""
+        return self.url(port, router_tls).removeprefix("http://")
+
 
 class AdminPort:
-    """Listens from its construction, serves from `start` until `stop`. Raises ConfigError if the
-    port cannot be used."""
+    """Listens from its construction, serves from `start` until `stop`; on the loopback without
+    `tls`. Raises ConfigError if the port cannot be used."""
 
-    def __init__(self, router: Router, access: AdminAccess) -> None:
+    def __init__(self, router: Router, access: AdminAccess, tls: ClientTls | None = None) -> None:
         state = ConsoleState(router)
         self._feed = ConsoleFeed(state)
         self._started = asyncio.Event()
@@ -73,6 +84,7 @@ class AdminPort:
             keep_alive_s=KEEP_ALIVE_S,
             limit_concurrency=MAX_CONNECTIONS,
             on_started=self._started.set,
+            tls=None if access.on_loopback else tls,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -26,7 +26,7 @@ from baton.router.console.advice_board import MAX_BYTES, AdviceBoard
 from baton.router.console.console_feed import ConsoleFeed, Viewer
 from baton.router.http_frontend.app import build_app
 from baton.router.http_frontend.auth_middleware import OPEN_PATHS, AuthMiddleware, check_host
-from baton.router.http_frontend.client_connection import ClientConnection
+from baton.router.http_frontend.client_connection import ClientConnection, while_connected
 from baton.router.http_frontend.cors import Cors
 from baton.router.http_frontend.http_error import HostNotAllowed, error_response
 from baton.runtime.errors import InvalidRequest, TooLarge
@@ -156,10 +156,10 @@ class StreamResponse(Response):
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = ClientConnection(receive, send)
+        client = ClientConnection(send)
         try:
             with self._feed.open() as viewer:
-                await client.run(self._send(client, viewer))
+                await while_connected(receive, self._send(client, viewer))
         except ClientGone:
             pass  # the page was closed
 

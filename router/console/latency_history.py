@@ -92,12 +92,12 @@ def percentile(bounds: Sequence[float], cumulative: Sequence[float], share: floa
     if whole <= 0:
         return None
     rank = share * whole
-    place = next(at for at, count in enumerate(cumulative) if count >= rank)
-    below, low = (cumulative[place - 1], bounds[place - 1]) if place else (0.0, 0.0)
-    if bounds[place] == float("inf"):
+    index = next(at for at, count in enumerate(cumulative) if count >= rank)
+    below, low = (cumulative[index - 1], bounds[index - 1]) if index else (0.0, 0.0)
+    if bounds[index] == float("inf"):
         return low
-    inside = (rank - below) / max(1e-9, cumulative[place] - below)
-    return low + inside * (bounds[place] - low)
+    inside = (rank - below) / max(1e-9, cumulative[index] - below)
+    return low + inside * (bounds[index] - low)
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -326,8 +326,7 @@ class Dispatcher:
             self.cancel(attempt.active_request, error)
 
     def _retry(self, attempt: Attempt, error: BatonError, failed_boot_id: bytes) -> None:
-        """Replace an attempt, which is on no worker now, by the next one, from its accepted
-        tokens, or end its request if the retry policy refuses."""
+        """Replace an attempt that is on no worker by the next one, or end its request."""
         active_request = attempt.active_request
         if active_request.over:  # another part of it has just failed for good
             return
@@ -335,16 +334,17 @@ class Dispatcher:
         if not attempt.choices:
             return
         active_request.trace.record_loss()
-        verdict = self._retries.decide(attempt, error)
-        if isinstance(verdict, BatonError):
-            self.cancel(active_request, verdict)
+        try:
+            retry = self._retries.decide(attempt, error)
+        except BatonError as final:
+            self.cancel(active_request, final)
             return
-        report = log.info if verdict.returned else log.warning
+        report = log.info if retry.returned else log.warning
         report("request retried", request_id=active_request.request_id, reason=str(error))
         self.attempts.remove(attempt.wire_id)
-        for part in attempt.continued(failed_boot_id, verdict.returned):
+        for part in attempt.continued(failed_boot_id, retry.returned):
             self.attempts.add(part)
-            part.placing = asyncio.create_task(self._place_retry(part, verdict))
+            part.placing = asyncio.create_task(self._place_retry(part, retry))
             self._retrying.add(part.placing)
             part.placing.add_done_callback(self._retrying.discard)
 

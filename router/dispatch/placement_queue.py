@@ -52,14 +52,14 @@ class PlacementQueue:
                 raise attempt.active_request.error or Unavailable(STOPPING)
             if _now() >= deadline_s:
                 raise passed("placing", error)
-            tried = self._submitter.try_place(attempt)
-            if not isinstance(tried, BatonError):
-                return tried
-            error = tried
+            try:
+                return self._submitter.try_place(attempt)
+            except BatonError as refused:
+                error = refused.with_traceback(None)  # which holds this frame, a cycle
             if isinstance(error, InvalidRequest) and attempt.attempt > 1:
                 error = Unavailable(TOO_SMALL)
-            refused = isinstance(error, InvalidRequest | Overloaded) and attempt.attempt == 1
-            if refused or (_now() >= until_s and not returned):
+            final = isinstance(error, InvalidRequest | Overloaded) and attempt.attempt == 1
+            if final or (_now() >= until_s and not returned):
                 self._unplaced.refused += isinstance(error, Overloaded)
                 raise error
             if _now() >= until_s:

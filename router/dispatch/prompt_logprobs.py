@@ -22,9 +22,9 @@ class PromptScores:
     top_logprobs: Sequence[float]
     width: int
 
-    def top(self, place: int, most: int) -> tuple[tuple[int, float], ...]:
+    def top(self, position: int, most: int) -> tuple[tuple[int, float], ...]:
         """Return the `most` best tokens at this index of the prompt, which is at least 1."""
-        first = (place - 1) * self.width
+        first = (position - 1) * self.width
         end = first + min(most, self.width)
         return tuple(zip(self.top_tokens[first:end], self.top_logprobs[first:end], strict=True))
 

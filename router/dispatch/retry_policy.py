@@ -58,9 +58,9 @@ class RetryPolicy:
         """Look for permits after the number of active attempts has grown."""
         self._queue.recheck()
 
-    def decide(self, attempt: Attempt, error: BatonError) -> Retry | BatonError:
+    def decide(self, attempt: Attempt, error: BatonError) -> Retry:
         """End the permit of an attempt that failed with `error`, and return how its request is
-        retried, or the error that ends it."""
+        retried. Raises the error that ends it."""
         returned, overloaded = isinstance(error, Draining), isinstance(error, Overloaded)
         if isinstance(error, Overloaded):
             attempt.busy = error
@@ -71,7 +71,7 @@ class RetryPolicy:
             attempt.permit = None
         if not returned and attempt.failures >= self._max_attempts:
             metrics.RETRIES_REFUSED.labels("attempts").inc()
-            return attempt.busy or error
+            raise attempt.busy or error
         paused = overloaded and attempt.active_request.begun
         return Retry(
             pause_s=BUSY_PAUSE_S * attempt.attempt if paused else 0.0,

@@ -26,8 +26,7 @@ from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import WorkerView
 from baton.runtime import metrics
 from baton.runtime.config import RouterConfig
-from baton.runtime.errors import BatonError, Overloaded, Unavailable, WorkerLost
-from baton.runtime.links import LinkClosed
+from baton.runtime.errors import Overloaded, Unavailable, WorkerLost
 from baton.runtime.telemetry import tracing
 
 DEADLINE_SHARE = 0.8  # of the time to its deadline, which a request may be expected to take
@@ -58,16 +57,11 @@ class Submitter:
         """How many requests could be tried now; 0: none could be placed, whatever it needs."""
         return self._fleet.room() if self._fleet.rebuilt() else 0
 
-    def try_place(self, attempt: Attempt) -> WorkerLink | BatonError:
-        """Place and submit: return the link that took the attempt, or the error for which none
-        did. A router that has just started cannot place yet: it does not know which worker holds
-        which blocks. The tokens are read only once there is a worker for them."""
-        if not self._fleet.rebuilt():
-            return Unavailable(INDEX_NOT_REBUILT)
+    def try_place(self, attempt: Attempt) -> WorkerLink:
+        """Place and submit, and return the link that took the attempt. Raises the BatonError for
+        which none did. The tokens are read only once there is a worker for them."""
         started_s = time.perf_counter()
         given = self._input(attempt)
-        if isinstance(given, BatonError):
-            return given
         placement = place(given)
         metrics.PLACEMENT_SECONDS.observe(time.perf_counter() - started_s)
         return self._submit(attempt, given, placement)
@@ -75,21 +69,19 @@ class Submitter:
     def explain(self, attempt: Attempt) -> Explanation:
         """Return the costs of the placement that the attempt would get now, and submit nothing.
         Raises the error for which no worker could take it."""
-        rebuilt = self._fleet.rebuilt()
-        given = self._input(attempt) if rebuilt else Unavailable(INDEX_NOT_REBUILT)
-        if isinstance(given, BatonError):
-            raise given
+        given = self._input(attempt)
         return explain(given, place(given))
 
-    def _input(self, attempt: Attempt) -> PlacementInput | BatonError:
-        """Return what the attempt's placement is made from, or the error for which no worker could
-        take it."""
+    def _input(self, attempt: Attempt) -> PlacementInput:
+        """Return what the attempt's placement is made from. Raises the error for which no worker
+        could take it. A router that has just started cannot place yet: it does not know which
+        worker holds which blocks."""
+        if not self._fleet.rebuilt():
+            raise Unavailable(INDEX_NOT_REBUILT)
         need = self._need(attempt)
         known = self._fleet
         fleet = FleetView(known.roster(), known.passed_over(), known.deferred(), known.draws)
         groups = open_groups(need, fleet, self._fleet.disconnected_capacities)
-        if isinstance(groups, BatonError):
-            return groups
         salt, chains = attempt.active_request.request.cache_salt, attempt.identities
         wanted = () if attempt.scored else attempt.tokens()  # what is scored is computed
         held = self._fleet.holders(wanted, salt, chains)
@@ -110,20 +102,15 @@ class Submitter:
             numerics=active_request.numerics if active_request.begun else None,
         )
 
-    def _submit(
-        self, attempt: Attempt, given: PlacementInput, placement: Placement
-    ) -> WorkerLink | BatonError:
+    def _submit(self, attempt: Attempt, given: PlacementInput, placement: Placement) -> WorkerLink:
         tokens = given.need.tokens
         link = self._fleet.link(placement.decode.worker_id)
         if link is None:
-            return WorkerLost(f"{placement.decode.worker_id} has just left")
+            raise WorkerLost(f"{placement.decode.worker_id} has just left")
         remaining_s = attempt.active_request.deadline_s - asyncio.get_running_loop().time()
         message = build_submit(attempt, placement, remaining_s)
         message.trace_context.update(tracing.inject(attempt.context))
-        try:
-            link.send(worker_pb2.RouterMessage(submit=message))
-        except (LinkClosed, Overloaded) as error:
-            return error
+        link.send(worker_pb2.RouterMessage(submit=message))
         attempt.active_request.trace.record_sent(link.worker_id)
         identities = attempt.identities.get(placement.decode.kv_format.of_blocks, ())
         attempt.active_request.trace.record_prompt(identities, placement.decode.block_size)

@@ -190,6 +190,6 @@ def median_without(known: Sequence[float], own: float) -> float:
     count = len(known) - (own > 0)
     if count < 2:
         return float("inf")
-    place = bisect_left(known, own) if own > 0 else len(known)
-    low, high = (known[at + (at >= place)] for at in ((count - 1) // 2, count // 2))
+    index = bisect_left(known, own) if own > 0 else len(known)
+    low, high = (known[at + (at >= index)] for at in ((count - 1) // 2, count // 2))
     return (low + high) / 2

@@ -53,7 +53,7 @@ from baton.router.fleet.worker_view import (
     hands_over,
 )
 from baton.runtime.config import PlacementMode
-from baton.runtime.errors import BatonError, Overloaded, Unavailable
+from baton.runtime.errors import Overloaded, Unavailable
 from baton.runtime.worker.kv_bridge import most_targets
 
 MAX_CANDIDATES = 8
@@ -94,33 +94,35 @@ class Placement:
 
 def open_groups(
     need: Need, fleet: FleetView, disconnected: Callable[[], Sequence[WorkerCapacity]] = tuple
-) -> list[WorkerGroup] | BatonError:
-    """Return the groups of decode workers of which some could take the request, or the reason why
-    there is none: Unavailable (no worker is there, or only a `disconnected` one could),
-    Overloaded (all of their queues are full), InvalidRequest (larger than any pool). The error is
-    returned, not raised. Does not look at the blocks that workers hold."""
+) -> list[WorkerGroup]:
+    """Return the groups of decode workers of which some could take the request. Does not look at
+    the blocks that workers hold.
+
+    Raises Unavailable if no worker is there, or only a `disconnected` one could take it, Overloaded
+    if all of their queues are full, and InvalidRequest for a request larger than any pool.
+    """
     known = fleet.roster.groups("decode")
     groups = [group for group in known if group.accepting]
     if not groups:
-        return Unavailable("no decode worker is there: start one, or wait for its start")
+        raise Unavailable("no decode worker is there: start one, or wait for its start")
     if need.numerics is not None:
         groups = [group for group in groups if group.numerics == need.numerics]
         if not groups:
-            return Unavailable(
+            raise Unavailable(
                 "no decode worker is left that computes the same numbers as the one that began "
                 f"this answer (fingerprint {need.numerics[0]}, KV in {need.numerics[1]}): "
                 "send the request again, or start such a worker"
             )
     fitting = [group for group in groups if holds(need, group.capacity)]
     if not fitting:
-        return too_large(need, [*(group.capacity for group in known), *disconnected()])
+        raise too_large(need, [*(group.capacity for group in known), *disconnected()])
     over = fleet.passed_over
     if any(_trusts(group.accepting.values(), over) for group in fitting):
         open_ = [group for group in fitting if _trusts(group.open.values(), over)]
     else:
         open_ = [group for group in fitting if group.open]
     if not open_:
-        return Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
+        raise Overloaded("every decode worker's queue is full: try again later", BUSY_RETRY_S)
     return open_
 
 

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from baton.router.grammars.schema_fault import place_of_fault
+from baton.router.grammars.schema_fault import path_of_fault
 from baton.runtime.errors import InvalidRequest, ModelError
 from baton.runtime.grammar.grammar_text import (
     choice_grammar,
@@ -36,7 +36,7 @@ from baton.runtime.grammar.vocabulary import Vocabulary, read_vocabulary
 MEMORY_BYTES = 512 << 20  # for grammars, beyond what the vocabulary takes
 HEADER = struct.Struct("<I")
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[[^\]]*\])")
-_OWN_PLACE = re.compile(r"at 1\(\d+\): ")  # in the text that is made of a pattern
+_OWN_LOCATION = re.compile(r"at 1\(\d+\): ")  # in the text that is made of a pattern
 
 
 def main() -> None:
@@ -83,20 +83,20 @@ def _explained(kind: str, body: Any, reason: str) -> str:
     """Name the keyword that is not supported, where in the schema it is, and what to do."""
     found = _UNIMPLEMENTED.search(reason)
     if kind == "regex":
-        return _OWN_PLACE.sub("", reason, count=1)
+        return _OWN_LOCATION.sub("", reason, count=1)
     if kind != "json_schema":
         return reason
     if found is None:
         if reason.startswith("oneOf constraints"):
             return 'keyword "oneOf": its cases overlap: make them disjoint, or use "anyOf"'
-        place = place_of_fault(body, reason)
-        return reason if place is None else f"{reason} (at {place[:200]})"
+        found_at = path_of_fault(body, reason)
+        return reason if found_at is None else f"{reason} (at {found_at[:200]})"
     keys = json.loads(found[1])
     for path, schema in subschemas(body):
         for key in keys:
             if key in schema:
-                place = f"{path}.{key}".removeprefix(".")
-                return f'keyword "{key}" (at {place[:200]}) is not supported: leave it out'
+                found_at = f"{path}.{key}".removeprefix(".")
+                return f'keyword "{key}" (at {found_at[:200]}) is not supported: leave it out'
     return f"keywords {', '.join(keys)} are not supported: leave them out"
 
 

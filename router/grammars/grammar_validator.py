@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from baton.proto import worker_pb2
 from baton.router.grammars.constraint import Constraint, message_key
 from baton.router.grammars.grammar_child import HEADER
 from baton.runtime import logs, metrics
-from baton.runtime.errors import InvalidRequest, ModelError, Overloaded, Unavailable
+from baton.runtime.errors import Cancelled, InvalidRequest, ModelError, Overloaded, Unavailable
 from baton.runtime.grammar.vocabulary import vocabulary_digest
 
 START_S = 60.0  # to read a large vocabulary
@@ -60,6 +60,7 @@ class GrammarValidator:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._open: dict[bytes, asyncio.Task[dict[str, Any]]] = {}  # queued, or in the process
+        self._waiters: Counter[bytes] = Counter()  # callers of each
         self._kept: OrderedDict[bytes, tuple[dict[str, Any], float]] = OrderedDict()
 
     async def grammar(self, constraint: Constraint) -> worker_pb2.Grammar:
@@ -89,7 +90,7 @@ class GrammarValidator:
 
     async def _asked(self, key: bytes, message: bytes) -> dict[str, Any]:
         """Join the validation of this constraint, or queue it. A caller that leaves does not end
-        it: the process would be in the middle of an answer."""
+        one that has begun: the process would be in the middle of an answer."""
         asked = self._open.get(key)
         if asked is None:
             if len(self._open) >= MAX_QUEUE:
@@ -98,11 +99,19 @@ class GrammarValidator:
                 )
             asked = self._open[key] = asyncio.create_task(self._answered(key, message))
             asked.add_done_callback(lambda over: over.cancelled() or over.exception())
-        return await asyncio.shield(asked)  # bounded by ANSWER_S for each that waits
+        self._waiters[key] += 1
+        try:
+            return await asyncio.shield(asked)  # bounded by ANSWER_S for each that waits
+        finally:
+            self._waiters[key] -= 1
+            if not self._waiters[key]:
+                del self._waiters[key]
 
     async def _answered(self, key: bytes, message: bytes) -> dict[str, Any]:
         try:
             async with self._turn:
+                if key not in self._waiters:
+                    raise Cancelled("no request waits for this constraint any more")
                 answer, seconds = await self._validated(message)
             self._keep(key, answer, seconds)
             return answer

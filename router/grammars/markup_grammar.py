@@ -75,15 +75,15 @@ _LOOKS = {  # texts that are read as another type
 def markup_rules(form: MarkupForm, tools: Sequence[GrammarTool], token: TokenId) -> list[str]:
     """Return the rules of `call`, after its opening. Raises InvalidRequest for a schema that this
     form cannot be held to."""
-    names = " | ".join(f"call_{place}" for place in range(len(tools)))
+    names = " | ".join(f"call_{index}" for index in range(len(tools)))
     rules = GrammarRules()
     padding = "\n" if form.padded else ""
     closing = f"{form.end}\n{form.closing}" if form.closing else form.end
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         head = f"{padding}{form.name}{tool.name}{form.name_end}\n"
-        made = _Parameters(form, tool, place, token, rules)
+        made = _Parameters(form, tool, index, token, rules)
         rules.add(
-            f"call_{place}: {spelled(head, form.markers, token)} {made.sequence} "
+            f"call_{index}: {spelled(head, form.markers, token)} {made.sequence} "
             f"{spelled(closing, form.markers, token)}",
             tool,
         )
@@ -97,7 +97,7 @@ class _Parameters:
         self,
         form: MarkupForm,
         tool: GrammarTool,
-        place: int,
+        index: int,
         token: TokenId,
         rules: GrammarRules,
     ) -> None:
@@ -106,7 +106,7 @@ class _Parameters:
         self._token = token
         self._root = dict(tool.schema or {})
         self._rules = rules
-        self.sequence = self._any(f"p_{place}") if tool.free else self._listed(place)
+        self.sequence = self._any(f"p_{index}") if tool.free else self._listed(index)
 
     def _rule(self, text: str) -> None:
         self._rules.add(text, self._tool)
@@ -122,14 +122,14 @@ class _Parameters:
         self._rule(f"{name}: {key} {name.upper()}_KEY {after} {value} {quoted(chr(10))}")
         return f"{name}*"
 
-    def _listed(self, place: int) -> str:
+    def _listed(self, index: int) -> str:
         """Return the parameters that the schema has."""
         self._refuse_beside(self._root, (*_OBJECT_KEYS, *_TEXTLESS, *_NAMES), "the schema")
         properties = self._root.get("properties") or {}
         required: dict[str, Any] = dict.fromkeys(self._root.get("required") or [], {})
         names = []
         for number, (key, schema) in enumerate({**properties, **required, **properties}.items()):
-            name = f"p_{place}_{number}"
+            name = f"p_{index}_{number}"
             self._add(name, str(key), schema)
             names.append(name if key in required else f"{name}?")
         return " ".join(names)
@@ -160,8 +160,8 @@ class _Parameters:
             texts = [each for branch in found for each in self._texts(key, branch, types)]
             text = self._text(name.upper(), " | ".join(texts))
             beside = enumerate(self._containers(found))
-            return [text, *(self._other(f"{name}_{place}", each) for place, each in beside)]
-        return [self._other(f"{name}_{place}", each) for place, each in enumerate(found)]
+            return [text, *(self._other(f"{name}_{index}", each) for index, each in beside)]
+        return [self._other(f"{name}_{index}", each) for index, each in enumerate(found)]
 
     def _containers(self, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the lists and objects among alternatives of which some are strings; none where a
@@ -252,9 +252,9 @@ class _Parameters:
                         f"the reference {reference[:50]!r} leads to no definition: put what it "
                         "names into $defs"
                     )
-                place, name = found[1], unquote(found[2]).replace("~1", "/").replace("~0", "~")
-                defined = self._root.get(place)
-                known = kept.setdefault(place, {})
+                section, name = found[1], unquote(found[2]).replace("~1", "/").replace("~0", "~")
+                defined = self._root.get(section)
+                known = kept.setdefault(section, {})
                 if isinstance(defined, dict) and name in defined and name not in known:
                     known[name] = defined[name]
                     layer.append(defined[name])

@@ -24,7 +24,7 @@ _KIND = re.compile(r"(\w+) must be an? (array|object|string)")
 _KINDS: dict[str, Any] = {"array": list, "object": dict, "string": (str, list)}
 
 
-def place_of_fault(schema: Any, reason: str) -> str | None:
+def path_of_fault(schema: Any, reason: str) -> str | None:
     """Return the path of the keyword that an error speaks of; None where it is not found. Costs
     O(values of the schema)."""
     is_fault = _fault(reason)

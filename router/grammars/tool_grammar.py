@@ -123,11 +123,11 @@ def _json_rules(form: JsonForm, tools: Sequence[GrammarTool], token: TokenId) ->
     closing = f"{space} {spelled(form.closing, form.markers, token)}"
     arguments = "parameters" if form.bare else "arguments"
     rules = [f"call: {space} ({_choice(tools)}) {closing}"]
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         # each sign apart: an answer in JSON beside the calls begins alike
         parts = ("{", '"name"', ": ", f'"{tool.name}"', ", ", f'"{arguments}"', ": ")
         head = " ".join(map(quoted, parts))
-        rules.append(f"call_{place}: {head} args_{place} {quoted('}')}")
+        rules.append(f"call_{index}: {head} args_{index} {quoted('}')}")
     rules += _argument_rules(tools)
     if form.bare:
         return CallRules(rules, between=quoted("; "))
@@ -145,9 +145,9 @@ def _named_rules(form: NamedForm, tools: Sequence[GrammarTool], token: TokenId) 
         return spelled(each, form.markers, token)
 
     rules = [f"call: {_choice(tools)}"]
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         head = text(f"{written.before_name}{tool.name}{written.before_arguments}")
-        rules.append(f"call_{place}: {head} args_{place} {text(written.after_arguments)}")
+        rules.append(f"call_{index}: {head} args_{index} {text(written.after_arguments)}")
     return CallRules(
         rules + _argument_rules(tools),
         written.first,
@@ -158,13 +158,13 @@ def _named_rules(form: NamedForm, tools: Sequence[GrammarTool], token: TokenId) 
 
 
 def _choice(tools: Sequence[GrammarTool]) -> str:
-    return " | ".join(f"call_{place}" for place in range(len(tools)))
+    return " | ".join(f"call_{index}" for index in range(len(tools)))
 
 
 def _argument_rules(tools: Sequence[GrammarTool]) -> list[str]:
     rules = GrammarRules()
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         schema = dict(_ANY_OBJECT if tool.free or tool.schema is None else tool.schema)
         value = inline_schema({"type": "object", **schema}, CALL_OPTIONS)
-        rules.add(f"args_{place}: {value}", tool)
+        rules.add(f"args_{index}: {value}", tool)
     return rules.lines

@@ -49,7 +49,8 @@ class InferenceService:
         router = self._router
         trace = RequestTrace(call.begun_s, call.tenant)
         try:
-            async with router.receiving(call.deadline_s, call.tenant) as body:
+            held = router.receiving(call.deadline_s, call.tenant, generates=True)
+            async with held as body:
                 sent = await self._read(call, body, client_pb2.GenerateRequest)
                 trace.mark("receive")
                 limits = router.fleet.limits()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -18,9 +18,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from baton.router.answers.prompt_batch import PromptBatch
-from baton.router.answers.request_handler import Arrival, RequestHandler
+from baton.router.answers.request_handler import Arrival, ClientGone, RequestHandler
 from baton.router.client_access.router import Router
 from baton.router.fleet.explain import explained
+from baton.router.http_frontend.client_connection import while_connected
 from baton.router.http_frontend.http_error import MethodNotAllowed, error_response
 from baton.router.http_frontend.http_responder import HttpResponder
 from baton.router.http_frontend.openai_answer import (
@@ -47,14 +48,16 @@ from baton.router.requests.openai_schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from baton.router.requests.prompt_limits import check_alternatives
 from baton.router.requests.refusals import count_refusal
 from baton.router.requests.request_trace import Mark, RequestTrace, unmarked
 from baton.router.requests.schema_body import Body
 from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import logs, metrics
-from baton.runtime.errors import BatonError, InvalidRequest
+from baton.runtime.errors import BatonError, Cancelled, InvalidRequest
 from baton.runtime.telemetry import tracing
 
+T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=Body)
 _Route = TypeVar("_Route", bound=Callable[..., Any])
 
@@ -70,8 +73,7 @@ def build_app(router: Router, *, operator: bool = False) -> FastAPI:
     _add_tokenizer(app, router)
     _add_operation(app, router)
     add_traces(app, router, operator=operator)
-    if router.config.publishes_openapi:
-        _add_openapi(app, router)
+    _add_openapi(app, router)
     return app
 
 
@@ -79,9 +81,11 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(CHAT_PATH)
     async def chat(request: Request) -> Response:
         arrival, trace = _arrival(router, request), _trace(request)
-        async with router.receiving(arrival.deadline_s, request.state.tenant) as body:
+        held = router.receiving(arrival.deadline_s, request.state.tenant, generates=True)
+        async with held as body:
             asked = await _read(router, request, body, ChatRequest, trace.mark)
-            validated = await router.validator.chat(asked, router.fleet.limits(), trace.mark)
+            work = router.validator.chat(asked, router.fleet.limits(), trace.mark)
+            validated = await _while_connected(request, work)
         trace.mark("validate")
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival.at_s)
         heading = _heading(router, "chatcmpl", request, validated)
@@ -96,10 +100,12 @@ def _add_generation(app: FastAPI, router: Router) -> None:
     @app.post(COMPLETION_PATH)
     async def complete(request: Request) -> Response:
         arrival, trace = _arrival(router, request), _trace(request)
-        async with router.receiving(arrival.deadline_s, request.state.tenant) as body:
+        held = router.receiving(arrival.deadline_s, request.state.tenant, generates=True)
+        async with held as body:
             asked = await _read(router, request, body, CompletionRequest, trace.mark)
             limits = router.fleet.limits()
-            validated = await router.validator.completions(asked, limits, mark=trace.mark)
+            work = router.validator.completions(asked, limits, mark=trace.mark)
+            validated = await _while_connected(request, work)
         trace.mark("validate")
         metrics.TOKENIZE_SECONDS.observe(time.perf_counter() - arrival.at_s)
         heading = _heading(router, "cmpl", request, validated[0])
@@ -123,14 +129,16 @@ def _add_explanation(app: FastAPI, router: Router) -> None:
     async def explain_chat(request: Request) -> Response:
         async with router.receiving(_deadline(router, request), request.state.tenant) as body:
             asked = await _read(router, request, body, ChatRequest)
-            validated = await router.validator.chat(asked, router.fleet.limits())
+            work = router.validator.chat(asked, router.fleet.limits())
+            validated = await _while_connected(request, work)
         return await _explained(router, request, [validated])
 
     @app.post(COMPLETION_PATH + EXPLAIN)
     async def explain_completion(request: Request) -> Response:
         async with router.receiving(_deadline(router, request), request.state.tenant) as body:
             asked = await _read(router, request, body, CompletionRequest)
-            validated = await router.validator.completions(asked, router.fleet.limits())
+            work = router.validator.completions(asked, router.fleet.limits())
+            validated = await _while_connected(request, work)
         return await _explained(router, request, validated)
 
 
@@ -158,7 +166,7 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
         limits = router.fleet.limits()
         async with router.receiving(_deadline(router, request), request.state.tenant) as body:
             asked = await _read(router, request, body, TokenizeRequest)
-            tokens = await router.validator.tokens(asked, limits)
+            tokens = await _while_connected(request, router.validator.tokens(asked, limits))
         return _json({"count": len(tokens), "max_model_len": limits.max_context, "tokens": tokens})
 
     @app.post("/detokenize")
@@ -251,6 +259,15 @@ async def _read(
     return parsed
 
 
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work on a prompt returns. Raises Cancelled once its client disconnects: what
+    a client has left takes neither a tokenizer's thread nor a worker."""
+    try:
+        return await while_connected(request.receive, work)
+    except ClientGone as error:
+        raise Cancelled("the client disconnected while its prompt was read") from error
+
+
 def _arrival(router: Router, request: Request) -> Arrival:
     at_s, deadline_s = time.perf_counter(), _deadline(router, request)
     sent = {name: request.headers.get(name, "") for name in tracing.HEADERS}
@@ -269,11 +286,13 @@ def _answer(
     arrival: Arrival,
     trace: RequestTrace,
 ) -> Response:
+    check_alternatives(validated)
+    router.serving.admission.check_number(len(validated), "prompt")
     request_id, tenant = request.state.request_id, request.state.tenant
     members = []
-    for place, each in enumerate(validated):
+    for index, each in enumerate(validated):
         metrics.PROMPT_TOKENS.observe(len(each.prompt))
-        name = request_id if len(validated) == 1 else f"{request_id}-{place}"
+        name = request_id if len(validated) == 1 else f"{request_id}-{index}"
         own = router.of_tenant(each, tenant)
         own_trace = trace if len(validated) == 1 else trace.member()
         members.append(RequestHandler(router.serving, own, name, arrival, own_trace))

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Send
 
 from baton.router.answers.request_handler import SEND_S, ClientGone
 from baton.runtime.telemetry import tracing
 
+T = TypeVar("T")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns, if its client stays connected. Raises ClientGone, or what the
+    work raised."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_watch(receive))
+    try:
+        # bounded by the work, which ends by the request's own deadline
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone = not working.done()
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+    if gone:
+        raise ClientGone
+    return working.result()
+
+
+async def _watch(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
 
 class ClientConnection:
-    """The client's end of the connection: bounds each write, and notices a disconnect."""
+    """Sends the answer to the client and bounds each write."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
+    def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
-
-    async def run(self, work: Any) -> None:
-        """Run the work until it ends or the client disconnects. Raises ClientGone, or what the
-        work raised."""
-        working = asyncio.create_task(work)
-        watching = asyncio.create_task(self._watch())
-        try:
-            # bounded by the work, which ends by the request's own deadline
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone = not working.done()
-            for task in (working, watching):
-                task.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
-        if gone:
-            raise ClientGone
-        working.result()
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     async def start(
         self, media_type: bytes, trace_response: str | None = None, length: int | None = None

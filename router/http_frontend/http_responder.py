@@ -19,7 +19,7 @@ from baton.router.answers.choice_text import ChoiceDelta
 from baton.router.answers.prompt_batch import PromptBatch
 from baton.router.answers.request_handler import SEND_S, ClientGone, RequestHandler
 from baton.router.client_access.error_body import error_body
-from baton.router.http_frontend.client_connection import ClientConnection
+from baton.router.http_frontend.client_connection import ClientConnection, while_connected
 from baton.router.http_frontend.http_error import error_response
 from baton.router.http_frontend.openai_answer import Renderer
 from baton.router.requests.validated_request import ValidatedRequest
@@ -46,10 +46,10 @@ class HttpResponder(Response):
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = ClientConnection(receive, send)
+        client = ClientConnection(send)
         try:
             with self._handler.admitted():
-                await client.run(self._answer(client))
+                await while_connected(receive, self._answer(client))
         except ClientGone:
             pass
         except BatonError as error:
@@ -74,12 +74,12 @@ class HttpResponder(Response):
                 into = whole[piece.choice]
                 into.text += piece.text
                 into.reasoning += piece.reasoning
-                into.logprobs += piece.logprobs
+                self._renderer.keep_logprobs(piece)
                 into.calls += piece.calls
                 into.tokens += piece.tokens
                 into.finish = piece.finish or into.finish
         self._handler.record_decoded()
-        if self._request.scored:  # in a thread: it takes up to half a second
+        if self._request.scored:  # the prompt's, in a thread: it takes up to half a second
             body = await asyncio.to_thread(self._render, whole)
         else:
             body = self._render(whole)

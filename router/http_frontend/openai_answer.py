@@ -6,6 +6,7 @@ rendered once. Knows no transport. One renderer serves one request.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -21,14 +22,17 @@ TokenBytes = Callable[[int], bytes]
 
 class Renderer(Protocol):
     """`opening` precedes a choice's first piece. `chunks` and `usage_chunk` are JSON bodies of
-    server-sent events; `whole` is the body of an answer without streaming. `usage` is the usage up
-    to a chunk, if each chunk is to hold it."""
+    server-sent events; `whole` is the body of an answer without streaming, with the
+    log-probabilities that `keep_logprobs` has taken of each choice. `usage` is the usage up to a
+    chunk, if each chunk is to hold it."""
 
     def opening(self, piece: ChoiceDelta, usage: Usage | None = None) -> bytes | None: ...
 
     def chunks(self, piece: ChoiceDelta, usage: Usage | None = None) -> list[bytes]: ...
 
     def usage_chunk(self, usage: Usage) -> bytes: ...
+
+    def keep_logprobs(self, piece: ChoiceDelta) -> None: ...
 
     def whole(self, pieces: Sequence[ChoiceDelta], usage: Usage) -> bytes: ...
 
@@ -72,6 +76,7 @@ class ChatRenderer:
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._no_content = None if tools else ""
+        self._kept: defaultdict[int, list[orjson.Fragment]] = defaultdict(list)
         self._head = heading.opened("chat.completion.chunk")
         self._tail = heading.closed()
 
@@ -107,7 +112,7 @@ class ChatRenderer:
             delta = orjson.dumps({**parts, "content": piece.text} if piece.text else parts)
         elif piece.text or piece.finish is None:
             delta = b'{"content":' + orjson.dumps(piece.text or self._no_content) + b"}"
-        logprobs = self._logprob_body(piece) if piece.logprobs else None
+        logprobs = _chat_logprobs(self._entries(piece)) if piece.logprobs else None
         return self._body(piece.choice, delta, logprobs, piece.finish, piece.tokens, usage)
 
     def _body(
@@ -131,12 +136,20 @@ class ChatRenderer:
         fields = self._heading.fields("chat.completion.chunk")
         return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
 
+    def keep_logprobs(self, piece: ChoiceDelta) -> None:
+        """Render now what `whole` would else have to render in one turn of the loop."""
+        self._kept[piece.choice] += map(_rendered, self._entries(piece))
+
     def whole(self, pieces: Sequence[ChoiceDelta], usage: Usage) -> bytes:
         choices = [
             {
                 "index": piece.choice,
                 "message": _message(piece),
-                "logprobs": self._logprob_body(piece) if self._logprobs else None,
+                "logprobs": (
+                    _chat_logprobs([*self._entries(piece), *self._kept[piece.choice]])
+                    if self._logprobs
+                    else None
+                ),
                 "finish_reason": piece.finish,
                 **({"token_ids": piece.tokens} if self._heading.token_ids else {}),
             }
@@ -148,19 +161,28 @@ class ChatRenderer:
     def _prompt_fields(self, piece: ChoiceDelta) -> dict[str, Any]:
         return _prompt_fields(piece, self._token_bytes)
 
-    def _logprob_body(self, piece: ChoiceDelta) -> dict[str, Any]:
-        content = [
+    def _entries(self, piece: ChoiceDelta) -> list[dict[str, Any]]:
+        return [
             {
                 **self._entry(entry.token, entry.logprob),
                 "top_logprobs": [self._entry(token, logprob) for token, logprob in entry.top],
             }
             for entry in piece.logprobs
         ]
-        return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         raw = self._token_bytes(token)
         return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+@dataclass(frozen=True, slots=True)
+class _CompletionLogprob:
+    """A token of a completion with its alternatives, which may be rendered already."""
+
+    name: str
+    logprob: float | None
+    top: dict[str, float | None] | orjson.Fragment | None
+    offset: int
 
 
 class CompletionRenderer:
@@ -168,6 +190,7 @@ class CompletionRenderer:
         self._heading = heading
         self._token_bytes = token_bytes
         self._logprobs = logprobs
+        self._kept: defaultdict[int, list[_CompletionLogprob]] = defaultdict(list)
         self._head = heading.opened("text_completion")
         self._tail = heading.closed()
 
@@ -175,7 +198,8 @@ class CompletionRenderer:
         return None
 
     def chunks(self, piece: ChoiceDelta, usage: Usage | None = None) -> list[bytes]:
-        choice = orjson.dumps(self._choice(piece, bool(piece.logprobs)))
+        logprobs = _completion_logprobs(self._entries(piece)) if piece.logprobs else None
+        choice = orjson.dumps(self._choice(piece, logprobs))
         return [
             self._head + choice + (self._tail if usage is None else self._heading.closed(usage))
         ]
@@ -184,28 +208,38 @@ class CompletionRenderer:
         fields = self._heading.fields("text_completion")
         return orjson.dumps({**fields, "choices": [], "usage": _usage_body(usage)})
 
+    def keep_logprobs(self, piece: ChoiceDelta) -> None:
+        """Same as `ChatRenderer.keep_logprobs`."""
+        self._kept[piece.choice] += [
+            replace(entry, top=_rendered(entry.top)) for entry in self._entries(piece)
+        ]
+
     def whole(self, pieces: Sequence[ChoiceDelta], usage: Usage) -> bytes:
-        choices = [self._choice(piece, self._logprobs) for piece in pieces]
+        choices = []
+        for piece in pieces:
+            entries = [*self._entries(piece), *self._kept[piece.choice]]
+            logprobs = _completion_logprobs(entries) if self._logprobs else None
+            choices.append(self._choice(piece, logprobs))
         fields = self._heading.fields("text_completion")
         return orjson.dumps({**fields, "choices": choices, "usage": _usage_body(usage)})
 
-    def _choice(self, piece: ChoiceDelta, logprobs: bool) -> Mapping[str, Any]:
+    def _choice(self, piece: ChoiceDelta, logprobs: dict[str, Any] | None) -> Mapping[str, Any]:
         return {
             "index": piece.choice,
             "text": piece.text,
-            "logprobs": self._logprob_body(piece.logprobs) if logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": piece.finish,
             **({"token_ids": piece.tokens} if self._heading.token_ids else {}),
             **_prompt_fields(piece, self._token_bytes),
         }
 
-    def _logprob_body(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {
-            "tokens": [self._name(entry.token) for entry in entries],
-            "token_logprobs": [_finite(entry.logprob) for entry in entries],
-            "top_logprobs": [self._top(entry) for entry in entries],
-            "text_offset": [entry.offset for entry in entries],
-        }
+    def _entries(self, piece: ChoiceDelta) -> list[_CompletionLogprob]:
+        return [
+            _CompletionLogprob(
+                self._name(entry.token), _finite(entry.logprob), self._top(entry), entry.offset
+            )
+            for entry in piece.logprobs
+        ]
 
     def _top(self, entry: TokenLogprob) -> dict[str, float | None] | None:
         """Return the most likely tokens and the drawn one, by name. Of tokens with the same name
@@ -227,6 +261,23 @@ class CompletionRenderer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
+def _rendered(value: object) -> orjson.Fragment:
+    return orjson.Fragment(orjson.dumps(value))
+
+
+def _chat_logprobs(entries: Sequence[object]) -> dict[str, Any]:
+    return {"content": entries, "refusal": None}
+
+
+def _completion_logprobs(entries: Sequence[_CompletionLogprob]) -> dict[str, Any]:
+    return {
+        "tokens": [entry.name for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [entry.top for entry in entries],
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
 def _prompt_fields(piece: ChoiceDelta, token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the fields about the prompt that the request asked for."""
     fields: dict[str, Any] = {}
@@ -243,7 +294,7 @@ def _prompt_fields(piece: ChoiceDelta, token_bytes: TokenBytes) -> dict[str, Any
 def _by_id(entry: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the token and the most likely alternatives, by their ids."""
     ranked = [(entry.token, entry.logprob, entry.rank)]
-    ranked += [(token, value, place) for place, (token, value) in enumerate(entry.top, 1)]
+    ranked += [(token, value, order) for order, (token, value) in enumerate(entry.top, 1)]
     return {
         str(token): {
             "logprob": _finite(value),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from baton.runtime import metrics
-from baton.runtime.errors import Overloaded
+from baton.runtime.errors import InvalidRequest, Overloaded, RateLimited
 
 DEFAULT_RETRY_AFTER_S = 1.0  # before any request has ended
 MAX_RETRY_AFTER_S = 30.0
@@ -42,7 +42,7 @@ class Admission:
     def arrival(self) -> Iterator[None]:
         """Receive a request within the block. Raises Overloaded if no ticket is left, or if as many
         requests as there are tickets already arrive and none can make room. An Overloaded that the
-        block raises gets the time until there should be room."""
+        block raises gets the time until there should be room, unless it is a tenant's own limit."""
         if self.taken >= self._tickets:
             raise self._refusal()
         if self.arriving >= self._tickets:
@@ -53,6 +53,8 @@ class Admission:
         self.arriving += 1
         try:
             yield
+        except RateLimited:
+            raise  # no ticket would help, so it takes no turn in the queue for them
         except Overloaded as error:
             error.retry_after_s = max(error.retry_after_s, self._retry_after.next_s(self._clock()))
             raise
@@ -75,6 +77,15 @@ class Admission:
             yield record_progress
         finally:
             self._uploads.pop(key, None)
+
+    def check_number(self, number: int, field: str) -> None:
+        """Raise InvalidRequest if one request needs more tickets than there are."""
+        if number > self._tickets:
+            raise InvalidRequest(
+                f"{field}: {number} prompts, and router.max_requests serves {self._tickets} at "
+                "once: divide the request",
+                field,
+            )
 
     @contextmanager
     def ticket(self) -> Iterator[None]:

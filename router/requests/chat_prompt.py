@@ -133,9 +133,9 @@ class ChatPrompt:
             )
 
     def _check_no_calls(self, messages: Sequence[dict[str, Any]]) -> None:
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if "tool_calls" in message or message["role"] == "tool":
-                field = f"messages[{place}]"
+                field = f"messages[{index}]"
                 if "tool_calls" in message:
                     field += ".tool_calls"
                 raise InvalidRequest(
@@ -166,8 +166,8 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     call."""
     called: set[str] = set()
     plain = []
-    for place, message in enumerate(messages):
-        field = f"messages[{place}]"
+    for index, message in enumerate(messages):
+        field = f"messages[{index}]"
         made: dict[str, Any] = {"role": message.role, "content": _content(message, field)}
         if message.name is not None:
             made["name"] = message.name
@@ -230,8 +230,8 @@ def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Convert the tools. Raises InvalidRequest for two tools of one name."""
     plain = []
     names: set[str] = set()
-    for place, tool in enumerate(tools):
-        field = f"tools[{place}].function"
+    for index, tool in enumerate(tools):
+        field = f"tools[{index}].function"
         given = tool.function
         if given.name in names:
             raise InvalidRequest(

@@ -13,6 +13,7 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime.errors import InvalidRequest
 
 MAX_SCORES = 1 << 15  # log-probabilities of prompts in one answer
+MAX_ALTERNATIVES = 1 << 21  # log-probabilities of outputs in an answer in one piece: 200 MB
 MAX_REPEATED_TOKENS = 1 << 18  # of prompts, in all choices of one answer
 
 
@@ -35,8 +36,6 @@ def check_scored(requests: Sequence[ValidatedRequest]) -> None:
         for request in requests
         if request.scored
     )
-    if not numbers:
-        return
     field = "prompt_logprobs" if requests[0].prompt_top is not None else "echo"
     if numbers > MAX_SCORES:
         raise InvalidRequest(
@@ -45,9 +44,29 @@ def check_scored(requests: Sequence[ValidatedRequest]) -> None:
             "alternatives",
             field,
         )
-    if requests[0].stream:
+    if requests[0].stream and any(request.scored for request in requests):
         raise InvalidRequest(
             f"{field}: log-probabilities of a prompt are not streamed: leave out stream", field
+        )
+
+
+def check_alternatives(requests: Sequence[ValidatedRequest]) -> None:
+    """Raise InvalidRequest if an answer in one piece could hold too many log-probabilities. One
+    choice is always allowed: the context bounds it."""
+    choices = sum(request.choices for request in requests)
+    first = requests[0]
+    if first.stream or not first.logprobs or choices == 1:
+        return
+    numbers = sum(
+        request.max_tokens * request.choices * (1 + request.sampling.top_logprobs)
+        for request in requests
+    )
+    if numbers > MAX_ALTERNATIVES:
+        raise InvalidRequest(
+            f"logprobs: {choices} choices of up to {first.max_tokens} tokens with alternatives may "
+            f"be {numbers} numbers, and an answer in one piece holds {MAX_ALTERNATIVES}: lower "
+            "max_tokens, n or the alternatives, or stream",
+            "logprobs",
         )
 
 

@@ -150,12 +150,12 @@ def _path(error: ErrorDetails, body: Any) -> list[int | str]:
         location = (*location, error["ctx"]["field"])
     path: list[int | str] = []
     inside: Any = body
-    for place, part in enumerate(location):
+    for index, part in enumerate(location):
         if isinstance(inside, dict) and part in inside:
             inside = inside[str(part)]
         elif isinstance(inside, list) and isinstance(part, int) and part < len(inside):
             inside = inside[part]
-        elif error["type"] != "missing" or place < len(location) - 1:
+        elif error["type"] != "missing" or index < len(location) - 1:
             continue  # a union's tag
         path.append(part)
     return path

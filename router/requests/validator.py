@@ -191,8 +191,8 @@ class Validator:
         self.check_model(request.model)
         prompts = _prompts(request.prompt)
         made = []
-        for place, prompt in enumerate(prompts):
-            name = source if len(prompts) == 1 else f"{source}[{place}]"
+        for index, prompt in enumerate(prompts):
+            name = source if len(prompts) == 1 else f"{source}[{index}]"
             made.append(await self._completion(request, prompt, name, limits, mark))
         check_scored(made)
         check_repeated(made)

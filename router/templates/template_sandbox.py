@@ -164,7 +164,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
         def formatted(*args: Any, **kwargs: Any) -> str:
             form: str = value.__self__
-            self._check_places(form, form.count("{"), (*args, *kwargs.values()))
+            self._check_fields(form, form.count("{"), (*args, *kwargs.values()))
             return _NarrowFormatter(self).vformat(form, args, kwargs)
 
         return formatted if value.__name__ == "format" else self._refuse_format_map
@@ -253,12 +253,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _check_percent(self, form: str, values: Sequence[Any]) -> None:
         if _WIDE_FORMAT.search(form):
             raise LimitExceeded(f"it formats a value with a width of over {_MAX_FORMAT_WIDTH}")
-        self._check_places(form, form.count("%"), values)
+        self._check_fields(form, form.count("%"), values)
 
-    def _check_places(self, form: str, places: int, values: Sequence[Any]) -> None:
-        """Reserve the weight of a format whose every place shows a value or fills a width."""
+    def _check_fields(self, form: str, fields: int, values: Sequence[Any]) -> None:
+        """Reserve the weight of a format whose every field shows a value or fills a width."""
         heaviest = max((self.meter.weigh(self.meter.printed(value)) for value in values), default=0)
-        self.meter.reserve(len(form) + places * (heaviest + _MAX_FORMAT_WIDTH))
+        self.meter.reserve(len(form) + fields * (heaviest + _MAX_FORMAT_WIDTH))
 
     def _check_widths(self, values: Iterable[Any]) -> None:
         if any(isinstance(value, int) and abs(value) > MAX_WIDTH for value in values):

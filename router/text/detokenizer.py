@@ -134,5 +134,5 @@ def _byte_letters() -> dict[str, int]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)
-    letters.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    letters.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
     return letters

@@ -108,7 +108,7 @@ class HarmonyParser:
             self._start = len(self._held)  # a header that the end cut
             return False
         self._open("content")
-        self._show(self._start + 1)  # a mark at this place is none
+        self._show(self._start + 1)  # a mark at this position is none
         return self._start < len(self._held)
 
     def _body(self, final: bool) -> bool:
@@ -128,9 +128,9 @@ class HarmonyParser:
     def _possible_end(self) -> int:
         """Return the first index from which the held text may still become a mark."""
         length = len(self._held)
-        for place in range(max(self._start, length - _LONGEST + 1), length):
-            if any(mark.startswith(self._held[place:]) for mark in _ENDS):
-                return place
+        for index in range(max(self._start, length - _LONGEST + 1), length):
+            if any(mark.startswith(self._held[index:]) for mark in _ENDS):
+                return index
         return length
 
     def _open(self, part: _Part) -> None:

@@ -125,10 +125,10 @@ class ReasoningParser:
     def _certain(self) -> int:
         """Return up to where the held text is neither the closing mark nor space before it."""
         length, closing = len(self._held), self._form.closing
-        place = length
+        index = length
         for start in range(max(0, length - len(closing) + 1), length):
             if closing.startswith(self._held[start:]):
-                place = start
+                index = start
                 break
-        bare = len(self._held[:place].rstrip(_SPACE))
-        return max(bare, place - MAX_SPACE)
+        bare = len(self._held[:index].rstrip(_SPACE))
+        return max(bare, index - MAX_SPACE)

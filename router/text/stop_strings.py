@@ -51,8 +51,8 @@ class StopMatcher:
     def _possible_start(self) -> int:
         """Return the first index from which the held text may still become a stop string."""
         length = len(self._held)
-        for place in range(max(0, length - self._longest + 1), length):
-            tail = self._held[place:]
+        for index in range(max(0, length - self._longest + 1), length):
+            tail = self._held[index:]
             if any(stop.startswith(tail) for stop in self._stops):
-                return place
+                return index
         return length

@@ -193,9 +193,9 @@ class HfTokenizer:
         """Return the tokens of `pieces`, after `control_tokens` was called."""
         assert self._plain is not None  # set by `control_tokens`, before any pieces
         tokens: list[int] = []
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             if piece.plain:
-                tokens += self._plain.encode(piece.text, first=place == 0)
+                tokens += self._plain.encode(piece.text, first=index == 0)
             else:
                 tokens += self._encode(piece.text, False)
         return tokens

@@ -112,15 +112,15 @@ class ToolCallParser:
                 self._begun = self._form.begin("", before)
                 return True
         found = self._opening.search(self._held, self._start)
-        place = len(self._held)
+        index = len(self._held)
         if found:
-            place = found.start()
+            index = found.start()
         elif not final:
-            place = self._possible_opening()
+            index = self._possible_opening()
         if found or not final:
-            first = max(self._start, place - MAX_SPACE)
-            place = first + len(self._held[first:place].rstrip(SPACE))
-        self._show(place, content)
+            first = max(self._start, index - MAX_SPACE)
+            index = first + len(self._held[first:index].rstrip(SPACE))
+        self._show(index, content)
         if found:
             self._begun = self._form.begin(found.group(), found.end())
         return found is not None
@@ -140,10 +140,10 @@ class ToolCallParser:
     def _possible_opening(self) -> int:
         """Return the first index from which the held text may still become an opening."""
         length = len(self._held)
-        for place in range(max(self._start, length - self._longest + 1), length):
-            rest = self._held[place:]
+        for index in range(max(self._start, length - self._longest + 1), length):
+            rest = self._held[index:]
             if any(opening.startswith(rest) for opening in self._form.openings):
-                return place
+                return index
         return length
 
     def _show(self, end: int, content: list[str]) -> None:

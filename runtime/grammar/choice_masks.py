@@ -134,12 +134,12 @@ class ChoiceMasks:
                 return 0
         elif not self._reasoning.opened:
             return 0
-        for place in range(self._searched, total):
-            token = self._output[place] if place < length else tail[place - length]
+        for index in range(self._searched, total):
+            token = self._output[index] if index < length else tail[index - length]
             if token == self._reasoning.closing:
-                if place < length:
-                    self._begin = place + 1
-                return place + 1
+                if index < length:
+                    self._begin = index + 1
+                return index + 1
         self._searched = length
         return None
 

@@ -168,11 +168,11 @@ def subschemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any
     has the names of all objects around it."""
     layer = [(path, schema)]
     while layer:
-        place, each = layer.pop()
+        own_path, each = layer.pop()
         if isinstance(each, list):
-            layer += [(f"{place}[{index}]", inner) for index, inner in enumerate(each)]
+            layer += [(f"{own_path}[{index}]", inner) for index, inner in enumerate(each)]
         elif isinstance(each, dict):
-            yield place, each
+            yield own_path, each
             for key, inner in each.items():
                 if key not in _DATA_KEYS:
-                    layer.append((f"{place}.{key}".removeprefix("."), inner))
+                    layer.append((f"{own_path}.{key}".removeprefix("."), inner))

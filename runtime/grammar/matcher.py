@@ -128,5 +128,6 @@ def _pattern_error(found: re.Match[str]) -> str:
 
 
 def over_limits(reason: str) -> str:
-    """Return the words for an output whose matcher broke a limit."""
-    return f"the grammar took too many states for its next token ({reason}): make it simpler"
+    """Return the words for an output whose matcher broke a limit; its reason may be empty."""
+    known = f" ({reason})" if reason else ""
+    return f"the grammar took too many states for its next token{known}: make it simpler"

@@ -13,6 +13,9 @@ from baton.runtime.config import Config, RouterConfig, check_device, section_nam
 from baton.runtime.errors import ConfigError
 from baton.runtime.setting import Setting, settings_of
 
+# their values stand in no message
+SECRET_SETTINGS = ("registry.password", "router.api_keys")
+
 _VISIBLE = re.compile(r"[!-~]+")
 _ORIGIN = re.compile(r"https?://[a-z0-9.\-\[\]:]+(?<!:)")
 
@@ -86,11 +89,11 @@ def _check_files(security: SecurityConfig) -> None:
 def _check_keys(keys: Sequence[str]) -> None:
     """Refuse an empty key, which every client has, and one that no header can carry. The message
     shows no key."""
-    for place, key in enumerate(keys, start=1):
+    for number, key in enumerate(keys, start=1):
         if not _VISIBLE.fullmatch(key):
             raise ConfigError(
-                f"router.api_keys: key {place} of {len(keys)} is empty or holds other than visible "
-                "ASCII characters: give another, or leave it out"
+                f"router.api_keys: key {number} of {len(keys)} is empty or holds other than "
+                "visible ASCII characters: give another, or leave it out"
             )
 
 

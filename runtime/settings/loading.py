@@ -3,7 +3,7 @@
 A flag beats the environment, the environment beats the file, the file beats the defaults of
 runtime/config.py. Names are `section.key` in flags and BATON_SECTION__KEY in the environment
 (BATON_ROUTER__PORT). Unknown names are refused with the nearest known one, and every wrong
-value is reported with the place it came from. Holds no state.
+value is reported with the source that it came from. Holds no state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from baton.runtime.config import Config, section_names
 from baton.runtime.errors import ConfigError
-from baton.runtime.settings.checks import check_setting, declared_settings, validate
+from baton.runtime.settings.checks import (
+    SECRET_SETTINGS,
+    check_setting,
+    declared_settings,
+    validate,
+)
 
 DEFAULT_FILE = Path(__file__).parent.with_name("baton.toml")
 ENVIRONMENT_PREFIX = "BATON_"
@@ -32,7 +37,7 @@ class _Given:
     section: str
     key: str
     value: Any
-    place: str
+    source: str
     text: bool
 
 
@@ -112,19 +117,18 @@ def _from_flags(flags: Mapping[str, str]) -> Iterator[_Given]:
 
 def _with(config: Config, given: _Given) -> Config:
     if f"{given.section}.{given.key}" not in names():
-        raise ConfigError(_unknown(given.section, given.key, given.place))
+        raise ConfigError(_unknown(given.section, given.key, given.source))
     section = getattr(config, given.section)
     kind = get_type_hints(type(section))[given.key]
     value = _read(given.value, kind) if given.text else _convert(given.value, kind)
     if value is None:
-        raise ConfigError(
-            f"{_at(given.place)}{given.section}.{given.key} is {given.value!r}: "
-            f"give {_describe(kind)}"
-        )
+        name = f"{given.section}.{given.key}"
+        found = "of another type" if name in SECRET_SETTINGS else repr(given.value)
+        raise ConfigError(f"{_at(given.source)}{name} is {found}: give {_describe(kind)}")
     return replace(config, **{given.section: replace(section, **{given.key: value})})
 
 
-def _unknown(section: str, key: str, place: str) -> str:
+def _unknown(section: str, key: str, source: str) -> str:
     name = f"{section}.{key}".rstrip(".")
     near = difflib.get_close_matches(name, [*names(), *section_names()], n=1, cutoff=0.75)
     if near:
@@ -133,11 +137,11 @@ def _unknown(section: str, key: str, place: str) -> str:
         hint = f"{section} has {', '.join(n for n in names() if n.startswith(section + '.'))}"
     else:
         hint = f"the sections are {', '.join(section_names())}"
-    return f"{_at(place)}there is no setting {name}; {hint}"
+    return f"{_at(source)}there is no setting {name}; {hint}"
 
 
-def _at(place: str) -> str:
-    return f"{place}: " if place else ""
+def _at(source: str) -> str:
+    return f"{source}: " if source else ""
 
 
 def _read(text: str, kind: Any) -> Any:

@@ -27,8 +27,8 @@ _NUMBERS = {name: number for number, name in NAMES.items()}
 
 @dataclass(slots=True)
 class Phase:
-    """`count` are the tokens of a chunk or the blocks of a fetch; 0: neither. `where` is a worker's
-    id; empty, as protobuf has it: the process that has the timeline."""
+    """`count` are the tokens of a chunk, or the blocks of a fetch that were not hidden; 0: neither.
+    `where` is a worker's id; empty, as protobuf has it: the process that has the timeline."""
 
     name: str
     seconds: float

@@ -29,7 +29,6 @@ from baton.router.fleet.slow_start import SlowStart
 from baton.router.fleet.worker_costs import WorkerCosts
 from baton.router.fleet.worker_view import WorkerView
 from baton.runtime.config import PlacementMode, RouterConfig, StepConfig
-from baton.runtime.errors import BatonError
 from baton.simulation.capacity.decode_stage import DecodeStage
 from baton.simulation.capacity.prefill_stage import PrefillStage
 from baton.simulation.capacity.stage_values import held_by, view_of
@@ -121,8 +120,6 @@ class RouterKnowledge:
         now_s = self._timeline.now_s
         fleet = FleetView(self._roster, deferred=self._slow_start.deferred(self._roster, now_s))
         groups = open_groups(need, fleet)
-        if isinstance(groups, BatonError):
-            raise groups
         held = held_by(self._index.holders(names))
         given = PlacementInput(need, fleet, groups, held, self._mode)
         placement = self._place(given)

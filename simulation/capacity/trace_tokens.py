@@ -70,10 +70,10 @@ class BlockTokens(list[int]):
             if end <= self.prompt_tokens and end - start < self._length:  # most slices
                 return self._numbers[start // self.size : -(-end // self.size)]
             return self if start == 0 and end == self._length else self._content(start, end)
-        place = index.__index__()
-        if place >= self.prompt_tokens or place < 0:
+        position = index.__index__()
+        if position >= self.prompt_tokens or position < 0:
             return self.owner
-        return self._numbers[place // self.size]
+        return self._numbers[position // self.size]
 
     def __add__(self, output: list[Any]) -> Any:
         count = self.output_tokens + len(output)

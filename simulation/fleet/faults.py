@@ -248,7 +248,7 @@ class Striker:
         delay_s = self._read_s * (1 + attempt.units / 8) * (0.5 + dice.random())
         for fault in self._reads:
             if fault.targets[0] == granter.machine.name and dice.random() < fault.share:
-                place = dice.randrange(attempt.units)
+                index = dice.randrange(attempt.units)
                 match fault.what:
                     case "failed":
                         return Fate(delay_s, failed=True)
@@ -256,11 +256,11 @@ class Striker:
                         return Fate(stuck=True)
                     case "corrupt":
                         bit = dice.randrange(8 * world.kind.block_bytes(BLOCK))
-                        return Fate(delay_s, corrupt=place, bit=bit)
+                        return Fate(delay_s, corrupt=index, bit=bit)
                     case "short":
-                        return Fate(delay_s, short=place)
+                        return Fate(delay_s, short=index)
                     case "wrong":
-                        return Fate(delay_s, wrong=place)
+                        return Fate(delay_s, wrong=index)
                     case "stale":
                         return Fate(delay_s, stale=self._another(attempt))
         if not self._reachable(attempt):

@@ -164,8 +164,8 @@ class _HashDevice:
         slabs = self._all if slabs is None else slabs
         stored = _wide_record if self._wide else record
         for position, token in enumerate(tokens, start=start):
-            block, place = divmod(position, self._block_size)
-            at = blocks[block] * self._stride + slabs.start * width + place * size
+            block, slot = divmod(position, self._block_size)
+            at = blocks[block] * self._stride + slabs.start * width + slot * size
             for slab in slabs:
                 content[at : at + size] = stored(token, position, slab)
                 at += width
@@ -219,7 +219,7 @@ def expected_draws(
     """Return the draws of a run without a wrong block, to the end token where there is a grammar of
     the lab's vocabulary."""
     held = [
-        bytearray(b"".join([record(token, place, slab) for place, token in enumerate(prompt)]))
+        bytearray(b"".join([record(token, at, slab) for at, token in enumerate(prompt)]))
         for slab in range(slabs)
     ]
     tokens, drawn = list(prompt), list[Drawn]()
@@ -279,5 +279,5 @@ def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
     if asked is None:
         return Drawn(draw.choice, token)
     logprob = -(number >> 48) / 4096
-    best = tuple(((token + place) % vocab_size, logprob / (place + 2)) for place in range(asked))
+    best = tuple(((token + index) % vocab_size, logprob / (index + 2)) for index in range(asked))
     return Drawn(draw.choice, token, logprob, best)

@@ -78,9 +78,9 @@ class Ask:
         )
         wanted = self.max_tokens if count is None else min(count, self.max_tokens)
         drawn = kind.drawn(self.prompt, wanted, params, choice, self.grammar)
-        for place, one in enumerate(drawn):
+        for index, one in enumerate(drawn):
             if one.token in self.stops:
-                return drawn[: place + 1]
+                return drawn[: index + 1]
         return drawn
 
     def expected(self, choice: int) -> list[int]:

@@ -126,7 +126,7 @@ class Scenario:
 
     def only(self, kept: tuple[int, ...]) -> Scenario:
         """With these of its events alone."""
-        return replace(self, events=tuple(self.events[place] for place in kept))
+        return replace(self, events=tuple(self.events[index] for index in kept))
 
 
 def _without_grammar(does: Ask | Fault) -> Ask | Fault:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.retry_budget import HOLD_S, RetryPermit
-from baton.runtime.errors import BatonError
+from baton.router.fleet.worker_link import WorkerLink
 from baton.simulation.fleet.world import RouterProcess, World
 
 
@@ -70,13 +69,13 @@ class Bounds:
         submitter = process.dispatcher._submitter
         try_place = submitter.try_place
 
-        def placed(attempt: Attempt) -> Any:
-            outcome = try_place(attempt)
+        def placed(attempt: Attempt) -> WorkerLink:
+            link = try_place(attempt)
             moved = attempt.attempt > 1 and not attempt.drains
-            if not isinstance(outcome, BatonError) and moved and attempt.permit is None:
+            if moved and attempt.permit is None:
                 name = attempt.active_request.request_id
                 self._breaches.append(f"{process.machine.name}: {name} is moved beside the budget")
-            return outcome
+            return link
 
         submitter.try_place = placed  # type: ignore[method-assign]  # wraps this instance alone
 

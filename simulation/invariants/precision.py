@@ -75,9 +75,9 @@ class Precision:
         pool.identify = identified  # type: ignore[method-assign]
         process.engine.submit = submitted  # type: ignore[method-assign]
 
-    def _computed(self, place: tuple[bytes, int], slot: int, block_size: int) -> None:
-        slots = self._imprecise.get(place)
+    def _computed(self, location: tuple[bytes, int], slot: int, block_size: int) -> None:
+        slots = self._imprecise.get(location)
         if slots is not None:
             slots.add(slot)
             if len(slots) == block_size:
-                del self._imprecise[place]
+                del self._imprecise[location]

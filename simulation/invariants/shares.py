@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from baton.router.dispatch.attempt import Attempt
+from baton.router.fleet.worker_link import WorkerLink
 from baton.router.fleet.worker_view import WorkerView
-from baton.runtime.errors import BatonError
 from baton.simulation.fleet.world import RouterProcess
 
 OVER_S = 10.0
@@ -42,21 +41,20 @@ class Shares:
         try_place = submitter.try_place
         shares: dict[tuple[str, float], _Share] = {}
 
-        def placed(attempt: Attempt) -> Any:
+        def placed(attempt: Attempt) -> WorkerLink:
             before = {view.worker_id: view for view in fleet.views()}
             trusted = [e for e in before.values() if e.boot_id not in fleet.passed_over()]
-            outcome = try_place(attempt)
-            if not isinstance(outcome, BatonError):
-                plain = not (attempt.avoid or attempt.left)
-                now_s = asyncio.get_running_loop().time()
-                chosen = [before[outcome.worker_id]]
-                chosen += [e for e in before.values() if e.boot_id == attempt.prefill]
-                for view in chosen:
-                    role = [e for e in trusted if e.role == view.role and not e.draining]
-                    said = self._count(shares, view, role, now_s, plain=plain)
-                    if said is not None:
-                        self._breaches.append(f"{process.machine.name}: {said}")
-            return outcome
+            link = try_place(attempt)
+            plain = not (attempt.avoid or attempt.left)
+            now_s = asyncio.get_running_loop().time()
+            chosen = [before[link.worker_id]]
+            chosen += [e for e in before.values() if e.boot_id == attempt.prefill]
+            for view in chosen:
+                role = [e for e in trusted if e.role == view.role and not e.draining]
+                said = self._count(shares, view, role, now_s, plain=plain)
+                if said is not None:
+                    self._breaches.append(f"{process.machine.name}: {said}")
+            return link
 
         submitter.try_place = placed  # type: ignore[method-assign]  # wraps this instance alone
 

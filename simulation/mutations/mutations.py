@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,9 +47,7 @@ from baton.simulation.mutations.worker_mutations import OF_WORKERS
 
 
 def named(name: str) -> Mutation:
-    """The mutation of that name; none for the empty name. Raises ConfigError for others."""
-    if not name:
-        return nullcontext
+    """Return the mutation of that name. Raises ConfigError if there is none."""
     if name not in MUTATIONS:
         raise ConfigError(f"--mutation {name}: give one of {', '.join(MUTATIONS)}")
     return partial(applied, MUTATIONS[name])

@@ -288,17 +288,17 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]  # mypy knows no base t
 
     def _mix(self, ready: deque[_Soon]) -> None:
         """Steps of tasks change places with each other; plain callbacks keep theirs."""
-        places = [
-            place
-            for place, handle in enumerate(ready)
+        indices = [
+            index
+            for index, handle in enumerate(ready)
             if type(getattr(handle._args[0], "__self__", None)) is VirtualTask
         ]
-        if len(places) > 1:
-            order = list(places)
+        if len(indices) > 1:
+            order = list(indices)
             self._dice.shuffle(order)
-            steps = [ready[place] for place in order]
-            for place, handle in zip(places, steps, strict=True):
-                ready[place] = handle
+            steps = [ready[index] for index in order]
+            for index, handle in zip(indices, steps, strict=True):
+                ready[index] = handle
 
     def waiting(self) -> str:
         """The tasks that are not done, each with the line where it waits."""

@@ -172,14 +172,14 @@ class VirtualSteps:
             drawn_all = tuple(self._device.compute(slices))
             return StepResult(drawn_all, step_s, proposed=proposed)
         failed: dict[int, EngineError] = {
-            place: OutOfMemory("the simulated device has no memory for a slice")
-            for place, piece in enumerate(slices)
+            index: OutOfMemory("the simulated device has no memory for a slice")
+            for index, piece in enumerate(slices)
             if len(piece.tokens) - piece.proposed > self.memory_tokens
         }
-        fitting = [piece for place, piece in enumerate(slices) if place not in failed]
+        fitting = [piece for index, piece in enumerate(slices) if index not in failed]
         drawn = iter(self._device.compute(fitting))
-        every = [() if place in failed else next(drawn) for place in range(len(slices))]
-        kept = tuple([() if place in broken else draws for place, draws in enumerate(every)])
+        every = [() if index in failed else next(drawn) for index in range(len(slices))]
+        kept = tuple([() if index in broken else draws for index, draws in enumerate(every)])
         return StepResult(kept, step_s, broken - failed.keys(), failed, len(failed), {}, proposed)
 
 

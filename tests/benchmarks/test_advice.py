@@ -59,7 +59,7 @@ def test_a_fleet_is_measured_as_advice_reads_it() -> None:
     layout = replace(SIZE, prefill=1, decode=1, colocated=0)
     traffic = draw_trace("requests=30,rate=3,prompt=constant:200,output=constant:12")
     run = measure(layout, TIMING, traffic, Objectives(5.0, 1.0))
-    assert [each.error for each in run.measurements] == [""] * 30
+    assert [each.error for each in run.measurements] == [None] * 30
     assert (run.fleet.layout.prefill, run.fleet.layout.decode) == (1, 1)
     assert len(run.fleet.requests) == 30
     found = run.fleet.fit.model.step_s(StepWork(sequences=2, context_tokens=400))

@@ -23,7 +23,7 @@ def test_the_middle_round_of_each_time_counts() -> None:
 
 def test_a_layout_shows_its_worst_error_beside_its_times() -> None:
     made, exact = TimePair(0.22, 0.5, 0.057), TimePair(0.21, 0.5, 0.06)
-    found = LayoutOutcome(LAYOUTS[1], [REAL], [made], [exact], [TIMING])
+    found = LayoutOutcome(LAYOUTS[1], real=[REAL], made=[made], exact=[exact], own_fits=[TIMING])
     figure = found.figure()
     assert figure.name == "layout_1_prefill_3_decode"
     assert figure.value == pytest.approx(0.1)
@@ -35,7 +35,7 @@ def test_a_layout_shows_its_worst_error_beside_its_times() -> None:
 def test_only_what_no_round_measured_is_an_error() -> None:
     low, high = TimePair(0.2, 0.5, 0.06), TimePair(0.3, 0.6, 0.07)
     made = [TimePair(0.24, 0.66, 0.054)]
-    found = LayoutOutcome(LAYOUTS[1], [high, low], made, made, [TIMING])
+    found = LayoutOutcome(LAYOUTS[1], real=[high, low], made=made, exact=made)
     beyond = found.errors_beyond_spread
     assert beyond.ttft_s == 0.0
     assert beyond.ttft_p99_s == pytest.approx(0.1)

@@ -201,7 +201,7 @@ async def test_a_step_that_ends_while_it_is_held_breaks_the_scenario(
     stage = stage_of("red")
     monkeypatch.setattr(HeldThread, "__init__", lambda *_: None)
     monkeypatch.setattr(HeldThread, "release", lambda _: None)
-    monkeypatch.setattr(HeldThread, "place", lambda _: "")
+    monkeypatch.setattr(HeldThread, "code_file", lambda _: "")
     await hang(stage, "decode-0")
     assert "the step of decode-0 ended while it was held" in stage.broken
 

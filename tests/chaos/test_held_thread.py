@@ -88,24 +88,24 @@ def test_one_thread_stands_still_and_its_process_lives(counting: Counting) -> No
     assert counting.grown() == (True, True)
 
 
-def places(counting: Counting) -> set[str]:
+def owners(counting: Counting) -> set[str]:
     """Where its thread stands at fifty moments."""
     found = set()
     for _ in range(50):
         held = HeldThread(counting.device())
-        found.add(held.place())
+        found.add(held.code_file())
         held.release()
-        time.sleep(0.001)  # the thread has to reach another place
+        time.sleep(0.001)  # the thread has to reach other code
     return found
 
 
 def test_a_sleeping_thread_is_found_in_the_c_library(counting: Counting) -> None:
-    assert any(LOCKING.match(place) for place in places(counting))
+    assert any(LOCKING.match(owner) for owner in owners(counting))
 
 
 @pytest.mark.parametrize("counting", [("computing",)], indirect=True)
 def test_a_computing_thread_is_found_in_another_library(counting: Counting) -> None:
-    assert not all(LOCKING.match(place) for place in places(counting))
+    assert not all(LOCKING.match(owner) for owner in owners(counting))
 
 
 def test_a_held_thread_is_released_at_the_end(counting: Counting) -> None:

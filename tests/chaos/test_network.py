@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos import network
-from chaos.cluster import Place
+from chaos.cluster import Site
 from chaos.network import Network, NetworkError
 
 ECHO = """
@@ -100,7 +100,7 @@ def test_two_that_are_parted_hear_all_but_each_other(
     assert (calls(joined, "prefill-0"), calls(joined)) == (True, True)
 
 
-def test_a_place_binds_its_process_to_its_own_address_and_to_tcp(joined: Network) -> None:
+def test_a_site_binds_its_process_to_its_own_address_and_to_tcp(joined: Network) -> None:
     worker, router = joined.add("decode-0"), joined.add("router")
     assert worker.settings == (f"worker.host={joined.address('decode-0')}",)
     assert router.settings == (f"router.host={joined.address('router')}",)
@@ -113,15 +113,15 @@ def test_an_ipv6_network_has_no_other_addresses() -> None:
     if why := network.unavailable():
         pytest.skip(why)
     with Network(ipv6=True) as made:
-        places = [made.add(name) for name in ("decode-0", "prefill-0")]
-        for place, name in zip(places, made.names, strict=True):
-            assert addresses(place, "-4") == []
-            assert made.address(name) in addresses(place, "-6")
+        sites = [made.add(name) for name in ("decode-0", "prefill-0")]
+        for site, name in zip(sites, made.names, strict=True):
+            assert addresses(site, "-4") == []
+            assert made.address(name) in addresses(site, "-6")
 
 
-def addresses(place: Place, family: str) -> list[str]:
+def addresses(site: Site, family: str) -> list[str]:
     """Return the addresses of a namespace's link."""
-    command = [*place.prefix, "ip", "-o", family, "address", "show", "dev", network.DEVICE]
+    command = [*site.prefix, "ip", "-o", family, "address", "show", "dev", network.DEVICE]
     listed = subprocess.run(command, capture_output=True, text=True, timeout=10)
     return [line.split()[3].partition("/")[0] for line in listed.stdout.splitlines()]
 

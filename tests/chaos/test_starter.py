@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos import network, starter
-from chaos.cluster import Cluster, Place
+from chaos.cluster import Cluster, Site
 from chaos.network import Network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,10 +22,10 @@ SLEEPS = (sys.executable, "-c", "import time; time.sleep(600)")
 PARENT = """
 import sys, threading
 from pathlib import Path
-from chaos.cluster import Cluster, Place
+from chaos.cluster import Cluster, Site
 
 prefix = tuple(sys.argv[2:])
-cluster = Cluster(Path(sys.argv[1]), place=lambda name: Place(prefix))
+cluster = Cluster(Path(sys.argv[1]), site=lambda name: Site(prefix))
 sleeps = (sys.executable, "-c", "import time; time.sleep(600)")
 starting = threading.Thread(
     target=cluster.start_worker, args=("decode", "decode-0"), kwargs={"command": sleeps}
@@ -81,7 +81,7 @@ def test_also_one_in_a_network_namespace(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_thread_that_asked_for_it_is_nobodys_end(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, place=lambda _: Place())
+    cluster = Cluster(tmp_path, site=lambda _: Site())
 
     def begin() -> None:
         cluster.start_worker("decode", "decode-0", command=SLEEPS)

@@ -55,6 +55,7 @@ def test_a_handoff_is_reported_in_two_parts() -> None:
     assert rows(two) == [
         ("fetch", 0.2), ("verify", 0.1), ("decode queue", 0.2), ("step", 0.5)
     ]  # fmt: skip
+    assert list(two.timeline.counts) == [1, 0, 0, 0]  # the first offer was there at 11.0
     assert list(two.timeline.fetch.begin_us) == [500_000, 510_000]
     assert list(two.timeline.fetch.verified_us) == [800_000, 1_300_000]
     assert not made.due
@@ -67,6 +68,7 @@ def test_a_fetch_that_was_hidden_takes_no_time() -> None:
     two = worker_pb2.Output(index=1)
     made.report(two, 12.5, (12.1, 12.5))
     assert rows(two)[:2] == [("fetch", 0.0), ("verify", 0.0)]
+    assert two.timeline.counts[0] == 0
 
 
 def test_a_fetch_of_many_offers_is_bounded() -> None:

@@ -20,6 +20,7 @@ from baton.runtime import metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import BatonError, DeadlineExceeded, EngineError, HandoffError, WorkerLost
 from baton.runtime.wire import ModelLimits
+from tests.support.grammar_scene import failed_masks
 from tests.support.metric_values import metric_value
 
 LIMITS = ModelLimits(
@@ -82,6 +83,17 @@ def test_tokens_are_numbered_and_the_last_one_carries_the_end() -> None:
     assert bench.said() == [(0, 10, 0), (1, 11, 0), (2, 12, worker_pb2.LENGTH)]
     assert {(o.request_id, o.attempt) for o in bench.outputs} == {("r", 3)}
     assert bench.requests.get("r") is None and bench.requests.living() == []
+
+
+@pytest.mark.parametrize(("reason", "said"), [("fuel", "token (fuel): "), ("", "token: ")])
+def test_masks_that_failed_end_the_choice(reason: str, said: str) -> None:
+    """Without a reason too: the draw had no mask, so its token may be none of the grammar."""
+    bench = Bench()
+    bench.sequences[0].masks = failed_masks(reason)
+    bench.draw(10)
+    (output,) = bench.outputs
+    assert not output.HasField("token") and output.failure.code == "InvalidRequest"
+    assert f"for its next {said}make it simpler" in output.failure.detail
 
 
 def test_a_stop_token_is_emitted_and_ends_its_choice() -> None:

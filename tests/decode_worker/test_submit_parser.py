@@ -115,7 +115,7 @@ def test_a_retry_goes_on_behind_its_accepted_tokens() -> None:
     (sequence,) = request.sequences
     assert (sequence.choice, sequence.output, sequence.length) == (4, [50, 51], 5)
     assert sequence.growth_left == 3
-    assert [sequence.token_at(place) for place in range(5)] == [1, 2, 3, 50, 51]
+    assert [sequence.token_at(index) for index in range(5)] == [1, 2, 3, 50, 51]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from baton.deploy.processes import admin
 from baton.deploy.processes.admin import AdminServer
-from baton.runtime import http_server
+from baton.runtime.serving import http_server
 
 pytestmark = pytest.mark.timed
 

@@ -43,6 +43,7 @@ REQUESTS = 'baton_requests_total{{job="{0}",outcome="{1}"}}'
 OBJECTIVES = 'baton_objective_requests_total{{job="{0}",outcome="{1}"}}'
 OF_WORKER, OF_ROUTER, OF_JOB = {"instance": "d"}, {"instance": "router"}, {"job": "b"}
 ROLE = 'baton_role{{job="b",instance="{0}",role="{1}"}}'
+ROUTERS_LEAVE = {ROLE.format(each, "router"): "1x10 stale" for each in ("r", "s")}
 WORKER_STAYS = {ROLE.format("d", "decode"): "1x60", ROLE.format("d", "router"): "0x60"}
 
 
@@ -75,8 +76,24 @@ def alert_case(
 CASES = {
     "no_router": alert_case(
         "BatonNoRouter",
-        WORKER_STAYS | {ROLE.format(each, "router"): "1x10 stale" for each in ("r", "s")},
+        WORKER_STAYS | ROUTERS_LEAVE,
         fires=True,
+        labels=OF_JOB,
+    ),
+    "no_router_of_one_model": alert_case(
+        "BatonNoRouter",
+        WORKER_STAYS | ROUTERS_LEAVE | of_model_a({ROLE.format("r", "router"): "1x60"}),
+        fires=True,
+        labels=OF_JOB,
+    ),
+    "no_router_for_days": alert_case(
+        "BatonNoRouter", WORKER_STAYS | ROUTERS_LEAVE, fires=True, minutes=3000
+    ),
+    "model_without_routers_for_days": alert_case(
+        "BatonNoRouter",
+        ROUTERS_LEAVE | of_model_a({ROLE.format("r", "router"): "1x3000"}),
+        fires=False,
+        minutes=3000,
     ),
     "nothing_scraped": alert_case("BatonNoRouter", {}, fires=True),
     "one_router_left": alert_case(
@@ -236,7 +253,7 @@ CASES = {
         "BatonWorkersMissing",
         {DRIVER.format("wanted"): "3x60", DRIVER.format("registered"): "3x10 2x50"},
         fires=True,
-        labels={"role": "decode"},
+        labels={"instance": "f", "role": "decode"},
     ),
     "workers_moved": alert_case(
         "BatonWorkersMissing",

@@ -48,19 +48,19 @@ def test_the_window_of_a_gpu_lands_in_time_from_a_slow_peer() -> None:
         assert slowest_gb_per_s < handoff.preflight_floor_gb_per_s
 
 
-@pytest.mark.parametrize("place", ["file", "environment", "flag"])
+@pytest.mark.parametrize("source", ["file", "environment", "flag"])
 def test_what_is_given_stays_even_at_the_cpus_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     file, flags = tmp_path / "baton.toml", {}
-    file.write_text("[step]\nmax_sequences = 64\n" if place == "file" else "")
-    if place == "environment":
+    file.write_text("[step]\nmax_sequences = 64\n" if source == "file" else "")
+    if source == "environment":
         monkeypatch.setenv("BATON_STEP__MAX_SEQUENCES", "64")
-    if place == "flag":
+    if source == "flag":
         flags = {"step.max_sequences": "64"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    environ = {"BATON_STEP__MAX_SEQUENCES": "64"} if place == "environment" else {}
+    environ = {"BATON_STEP__MAX_SEQUENCES": "64"} if source == "environment" else {}
     config = load(file, environ, flags)
     assert given_names(file, environ, flags) == {"step.max_sequences"}
     assert values(worker_config(config, file, flags)) == (0.9, 8192, 8192, 64)

@@ -135,8 +135,8 @@ def test_a_shard_that_was_cut_short_is_named_with_both_sizes(tmp_path: Path) -> 
     shards = [tmp_path / f"model-{number}-of-2.safetensors" for number in (1, 2)]
     for shard in shards:
         shutil.copyfile(whole, shard)
-    places = {name: shards[place % 2].name for place, name in enumerate(names)}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    files = {name: shards[index % 2].name for index, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     check_model(tmp_path, 0)
     expected = shards[1].stat().st_size
     os.truncate(shards[1], expected - 1000)

@@ -89,9 +89,9 @@ def test_every_query_selects_the_release_and_fits_the_grid() -> None:
     for dashboard in DASHBOARDS:
         body = dashboard.body()
         assert json.loads(json.dumps(body)) == body
-        places = [tuple(panel["gridPos"].values()) for panel in body["panels"]]
-        assert len(set(places)) == len(places) == len(dashboard.panels)
-        assert all(x + w <= 24 for w, _, x, _ in places)
+        corners = [tuple(panel["gridPos"].values()) for panel in body["panels"]]
+        assert len(set(corners)) == len(corners) == len(dashboard.panels)
+        assert all(x + w <= 24 for w, _, x, _ in corners)
         for panel in body["panels"]:
             assert panel["description"].endswith(".") and panel["targets"]
             for target in panel["targets"]:

@@ -88,6 +88,7 @@ async def test_overdue_workers_are_reported_once_with_the_remedy() -> None:
     assert site.logs[0].items() >= {**said, "remedy": REMEDIES["no_node"]}.items()
     site.there |= {"d1", "d2"}
     assert await site.pass_by(5) == {} and site.events() == ["overdue workers resolved"]
+    await site.watch.close()
 
 
 async def test_a_changed_reason_is_reported() -> None:
@@ -97,6 +98,7 @@ async def test_a_changed_reason_is_reported() -> None:
     site.pool.found = {"d1": WorkerProblem("image", "pod d1: ImagePullBackOff")}
     assert await site.pass_by(3 * PROBLEM_INTERVAL_S) == {"image": 1.0}
     assert site.events() == ["workers overdue"] and site.logs[0]["reason"] == "image"
+    await site.watch.close()
 
 
 async def test_problems_are_asked_for_seldom() -> None:
@@ -109,6 +111,7 @@ async def test_problems_are_asked_for_seldom() -> None:
     site.there |= set(site.asked)
     await site.pass_by(10 * PROBLEM_INTERVAL_S)
     assert len(site.pool.looked) == 10, "no worker is missing"
+    await site.watch.close()
 
 
 async def test_problems_that_are_not_read_delay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +136,7 @@ async def test_a_reading_that_fails_leaves_what_was_known() -> None:
     site.pool.faults["problems"] = Unavailable("the API server does not answer")
     assert await site.pass_by(3 * PROBLEM_INTERVAL_S) == {"no_node": 1.0}
     assert site.events() == ["worker problems not read"]
+    await site.watch.close()
 
 
 async def test_a_controller_that_does_not_lead_reports_none() -> None:

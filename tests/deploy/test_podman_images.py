@@ -7,6 +7,9 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,8 +32,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Podman:
-    return Podman(tmp_path_factory.mktemp("podman"))
+def podman() -> Iterator[Podman]:
+    # podman refuses a store whose path is longer than 50 characters, as pytest's folders are
+    with tempfile.TemporaryDirectory(prefix="podman-") as folder:
+        yield Podman(Path(folder))
 
 
 @pytest.fixture(scope="module")

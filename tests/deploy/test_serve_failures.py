@@ -36,8 +36,8 @@ def test_a_missing_shard_is_reported_before_any_start(
     serving: Callable[..., StandInServe], stand_in_model: Path
 ) -> None:
     (stand_in_model / "model.safetensors").rename(stand_in_model / "model-1.safetensors")
-    places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
-    (stand_in_model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    files = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (stand_in_model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     served = serving("ray")
     code, err = served.finish()
     assert code == 78

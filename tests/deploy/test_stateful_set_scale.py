@@ -58,6 +58,7 @@ async def test_the_number_is_read_and_changed(server: SecretsServer, account: Pa
     scale = scale_of(server, account)
     seen = await scale.count()
     assert (seen.asked, seen.last_id) == (3, f"{NAME}-2")
+    assert WorkerCount("1", ()).last_id is None
     await scale.check(seen, 5)
     assert server.scales.replicas[NAME] == 3  # a dry run changes nothing
     await scale.resize(seen, 5)

@@ -87,8 +87,8 @@ def test_a_unit_waits_until_its_process_has_stopped(unit: Path) -> None:
 
 
 def _without_config(arguments: list[str]) -> list[str]:
-    place = arguments.index("--config")
-    return arguments[:place] + arguments[place + 2 :]
+    index = arguments.index("--config")
+    return arguments[:index] + arguments[index + 2 :]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from baton.models.embedded import embedded_model
-from chaos.cluster import Cluster, Place
+from chaos.cluster import Cluster, Site
 from tests.support.machine_speed import slowness
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.nightly]
@@ -58,9 +58,9 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def place(name: str) -> Place:
+def site(name: str) -> Site:
     tp, ep = SPLITS.get(name, (1, 1))
-    return Place(settings=(f"worker.tp={tp}", f"worker.ep={ep}"))
+    return Site(settings=(f"worker.tp={tp}", f"worker.ep={ep}"))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def expected(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def fleet(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     settings = ("router.placement=disaggregated", "handoff.lease_s=1.0")
-    cluster = Cluster(tmp_path_factory.mktemp("experts"), settings, place, mixture)
+    cluster = Cluster(tmp_path_factory.mktemp("experts"), settings, site, mixture)
     try:
         yield cluster.start(2, 2)
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Place
+from chaos.cluster import Site
 from chaos.network import DEVICE, Network, unavailable
 from chaos.redis_server import RedisServer
 from tests.support.many_hosts import HostedProcesses
@@ -41,9 +41,9 @@ def net() -> Iterator[Network]:
 
 @pytest.fixture
 def server(tmp_path: Path, net: Network) -> Iterator[RedisServer]:
-    place = net.add(REDIS)
+    site = net.add(REDIS)
     made = RedisServer(
-        tmp_path, required_binary(), *OPEN, host=net.address(REDIS), prefix=place.prefix
+        tmp_path, required_binary(), *OPEN, host=net.address(REDIS), prefix=site.prefix
     )
     made.start()
     yield made
@@ -53,19 +53,19 @@ def server(tmp_path: Path, net: Network) -> Iterator[RedisServer]:
 def test_a_fleet_of_ipv6_hosts_hands_a_prompt_over(
     tmp_path: Path, net: Network, server: RedisServer
 ) -> None:
-    def place(name: str) -> Place:
+    def site(name: str) -> Site:
         made = net.add(name)
         if name not in WORKERS:
             return made
         # UCX_NET_DEVICES is left to the worker, which finds the interface of its address
         settings = ("worker.host=::", f"worker.advertise={DEVICE}")
-        return Place(made.prefix, settings, {"UCX_TLS": "tcp"})
+        return Site(made.prefix, settings, {"UCX_TLS": "tcp"})
 
     for name in WORKERS:
         net.add(name)
     addresses = {name: net.address(name) for name in WORKERS}
     assert {ipaddress.ip_address(each).version for each in addresses.values()} == {6}
-    hosts = HostedProcesses(tmp_path, server, addresses, place)
+    hosts = HostedProcesses(tmp_path, server, addresses, site)
     try:
         hosts.start_router()
         for name in WORKERS:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Place
+from chaos.cluster import Site
 from chaos.redis_server import RedisServer, running_server
 from tests.support.many_hosts import HostedProcesses
 from tests.support.redis_server import required_binary
@@ -24,10 +24,10 @@ LIFETIME_S = 15.0  # of an entry: in this time all are registered again, and lin
 HOSTS = {"prefill-0": "127.0.0.2", "prefill-1": "127.0.0.4", "decode-0": "127.0.0.3"}
 
 
-def place(name: str) -> Place:
+def site(name: str) -> Site:
     if name not in HOSTS:
-        return Place()
-    return Place(settings=("worker.host=0.0.0.0", f"worker.advertise={HOSTS[name]}"))
+        return Site()
+    return Site(settings=("worker.host=0.0.0.0", f"worker.advertise={HOSTS[name]}"))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 def test_a_fleet_serves_through_an_outage_of_its_registry(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    hosts = HostedProcesses(tmp_path, server, HOSTS, place)
+    hosts = HostedProcesses(tmp_path, server, HOSTS, site)
     try:
         hosts.start_router()
         hosts.start_worker("prefill-0")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster, Place
+from chaos.cluster import Cluster, Site
 from tests.support.conversation import talk
 from tests.support.json_values import JsonObject
 
@@ -28,10 +28,10 @@ PATTERN = "[a-z ]{1600}"
 def fleet(
     folder: Path, prefill: int, decode: int, *settings: str, ranks: dict[str, int] | None = None
 ) -> Iterator[Cluster]:
-    def place(name: str) -> Place:
-        return Place(settings=(f"worker.tp={(ranks or {}).get(name.split('-')[0], 1)}",))
+    def site(name: str) -> Site:
+        return Site(settings=(f"worker.tp={(ranks or {}).get(name.split('-')[0], 1)}",))
 
-    cluster = Cluster(folder, (*SETTINGS, *settings), place)
+    cluster = Cluster(folder, (*SETTINGS, *settings), site)
     try:
         yield cluster.start(prefill, decode)
     finally:

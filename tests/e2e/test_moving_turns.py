@@ -17,6 +17,7 @@ from tests.support.conversation import SHOWN_S, talk
 pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 TURNS = 4
+LONG = 400  # tokens of an answer: computing them again takes twice as long as a READ and more
 SETTINGS = ("router.placement=disaggregated", "handoff.lease_s=1.0")
 
 
@@ -36,7 +37,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     alone = Cluster(tmp_path_factory.mktemp("alone"), ("router.read_cached=false",))
     try:
         alone.start(0, 1)
-        return asyncio.run(talk(alone.url, TURNS))
+        return asyncio.run(talk(alone.url, TURNS, max_tokens=LONG))
     finally:
         alone.close()
 
@@ -63,7 +64,7 @@ async def test_a_migrated_turn_is_read_by_the_next(
 
         tasks: list[asyncio.Task[None]] = []
         before: list[float] = []
-        assert await talk(cluster.url, TURNS, between) == expected
+        assert await talk(cluster.url, TURNS, between, max_tokens=LONG) == expected
         await asyncio.gather(*tasks)
         assert len(killed) == 1 and len(decoders(cluster)) == 1
         assert reads(cluster) >= before[0] + 1
@@ -92,7 +93,7 @@ async def test_a_granter_that_leaves_costs_no_answer(
             else:
                 await asyncio.to_thread(cluster.change_role, holder, "prefill")
 
-        assert await talk(cluster.url, TURNS, between) == expected
+        assert await talk(cluster.url, TURNS, between, max_tokens=LONG) == expected
         assert reads(cluster) >= 1
         cluster.quiet(within_s=8.0)
 
@@ -115,7 +116,7 @@ async def test_a_reader_that_changes_its_role_costs_no_answer(
                 # Routers have to hear of the cached blocks; they report no end of that.
                 await asyncio.sleep(SHOWN_S)
 
-        assert await talk(cluster.url, TURNS, between) == expected
+        assert await talk(cluster.url, TURNS, between, max_tokens=LONG) == expected
         assert reads(cluster) >= 1
         cluster.quiet(within_s=8.0)
 

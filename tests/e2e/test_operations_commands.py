@@ -84,6 +84,8 @@ NOT_HERE = {
     "docker compose -f deploy/compose.yaml -f deploy/compose-gpu.yaml up": "Docker and GPUs",
     "helm install chat helm/baton -f helm/baton/values-cpu-demo.yaml": PODS,
     "helm test chat": PODS,
+    "kubectl create secret tls NAME --cert=CERTIFICATE_FILE --key=KEY_FILE": PODS,
+    "curl -k https://127.0.0.1:8000/readyz": PODS,
     "kubectl delete pod RELEASE-baton-ray-redis-0": RAY_PODS,
     "kubectl delete pod -l ray.io/cluster=RELEASE-baton-ray": RAY_PODS,
     "kubectl scale deployment/RELEASE-baton-controller --replicas=0": CONTROLLER,

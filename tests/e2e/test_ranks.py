@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster, Place
+from chaos.cluster import Cluster, Site
 from tests.support.machine_speed import slowness, timers
 from tests.support.request_load import Choices, RequestLoad
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 RANKS = {"prefill-0": 2, "prefill-1": 1, "decode-0": 1, "decode-1": 2}
 
 
-def place(name: str) -> Place:
-    return Place(settings=(f"worker.tp={RANKS.get(name, 1)}",))
+def site(name: str) -> Site:
+    return Site(settings=(f"worker.tp={RANKS.get(name, 1)}",))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def fleet(
         *timers(lease_s=1.0),
         f"worker.speculate={speculate}",
     )
-    cluster = Cluster(tmp_path_factory.mktemp("ranks"), settings, place)
+    cluster = Cluster(tmp_path_factory.mktemp("ranks"), settings, site)
     try:
         yield cluster.start(2, 2, command=patient)
     finally:

@@ -38,9 +38,9 @@ def test_serve_ends_with_the_log_of_a_worker_that_fails(fleet: Fleet) -> None:
     serve = fleet.start_serve()
     assert serve.wait(180) == 78, fleet.logs()
     said = fleet.nodes.log("driver")
-    place = f"on {fleet.nodes.address_of('n1')} is not ready: "
+    beginning = f"on {fleet.nodes.address_of('n1')} is not ready: "
     error = said[said.index("baton: error: ") :]
-    assert place in error and "The end of its log:" in error and "cuda" in error, said
+    assert beginning in error and "The end of its log:" in error and "cuda" in error, said
     assert fleet.workers_on("n1") == [] and fleet.status() == {}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from chaos.cluster import Cluster, Place
+from chaos.cluster import Cluster, Site
 from tests.support.conversation import FIRST, NEW, SHOWN_S, answer
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.timeout(300)
 SAMPLED = {"temperature": 0.9, "seed": 5}
 
 
-def place(name: str) -> Place:
-    return Place(settings=("pool.kv_dtype=int8",) if name.startswith("decode") else ())
+def site(name: str) -> Site:
+    return Site(settings=("pool.kv_dtype=int8",) if name.startswith("decode") else ())
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     settings = ("router.placement=disaggregated", "handoff.lease_s=1.0")
-    cluster = Cluster(tmp_path_factory.mktemp("unlike"), settings, place)
+    cluster = Cluster(tmp_path_factory.mktemp("unlike"), settings, site)
     try:
         yield cluster.start(1, 1)
     finally:

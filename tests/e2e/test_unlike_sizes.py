@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from chaos.cluster import Cluster, Place
+from chaos.cluster import Cluster, Site
 from tests.support.conversation import FIRST, NEW, SHOWN_S, answer
 from tests.support.request_load import Choices, RequestLoad
 
@@ -37,12 +37,12 @@ def fleet(
 ) -> Iterator[tuple[Cluster, bool]]:
     prefill, decode, exact = FLEETS[request.param]
 
-    def place(name: str) -> Place:
+    def site(name: str) -> Site:
         own = decode if name.startswith("decode") else prefill if name != "router" else ""
-        return Place(settings=tuple(own.split()))
+        return Site(settings=tuple(own.split()))
 
     settings = ("router.placement=disaggregated", "handoff.lease_s=2.0")
-    cluster = Cluster(tmp_path_factory.mktemp("sizes"), settings, place)
+    cluster = Cluster(tmp_path_factory.mktemp("sizes"), settings, site)
     try:
         yield cluster.start(1, 1), exact
     finally:

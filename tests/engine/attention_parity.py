@@ -95,12 +95,12 @@ def random_sequences(
     order = torch.randperm(sum(counts)).tolist()
     tables = torch.full((len(lengths), max(counts)), sum(counts), dtype=torch.int32)
     for index, length in enumerate(lengths):
-        for place in range(counts[index]):
+        for number in range(counts[index]):
             block = order.pop()
-            tables[index, place] = block
-            if unused and (place + 1) * size <= length - unused:
+            tables[index, number] = block
+            if unused and (number + 1) * size <= length - unused:
                 continue
-            held = min(size, length - place * size)
+            held = min(size, length - number * size)
             drawn = torch.randn(shape.kv_heads, 2, held, shape.dim)
             pool[block, :, 1, :, :held] = drawn.to(dtype)
     return Sequences(pool.to(device).select(2, 1), tables.to(device), tuple(lengths))

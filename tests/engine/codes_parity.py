@@ -79,8 +79,8 @@ def write_check(name: str, turning: int, dtype: torch.dtype, mistake: float = 0.
         fused = fused.to(dtype)
         given = fused.to(device).split([heads * group, heads, heads], dim=1)
         _, keys, values = fused.split([heads * group, heads, heads], dim=1)
-        places = torch.randperm(rows * size)[:rows]
-        blocks, slots = places // size, places % size
+        positions = torch.randperm(rows * size)[:rows]
+        blocks, slots = positions // size, positions % size
         blocks[6] = -1
         written = blocks >= 0
         angles = Rotary(RopeSpec("default", 1e4), part).angles(torch.arange(rows) * 3, dtype)
@@ -165,8 +165,8 @@ def step_check(
                 queries = attention.rotate_and_write(layer, *given, on_device, layout)
                 found = attention.attend(layer, queries, layout)
                 theirs.memory.copy_(ours.memory[:blocks])
-                place = layout.write_blocks[0], 0, layer, 1, layout.write_slots[0]
-                theirs.scales[place] *= mistake
+                cell = layout.write_blocks[0], 0, layer, 1, layout.write_slots[0]
+                theirs.scales[cell] *= mistake
                 wanted = TorchAttention(theirs, spec).attend(layer, queries.cpu().double(), layout)
                 worst = max(worst, error(found.cpu(), wanted))
         return worst, ALLOWED[dtype]

@@ -83,7 +83,7 @@ def main() -> int:
     new_pool = partial(KvPool, spec, BLOCKS, SIZE, torch.float32, device, codes)
     ours = build(new_pool(), buckets=(4,) if tiny else (1, 2, 8), deterministic=True)
     held = {"proved": len(prove_graphs(ours)) == 32}
-    tokens = [(31 * place + 7) % spec.vocab_size for place in range(18 if tiny else 120)]
+    tokens = [(31 * index + 7) % spec.vocab_size for index in range(18 if tiny else 120)]
     cuts = ((5,), (17,)) if tiny else ((5, 6, 40), (57, 90, 91))
     found, held["from a shared prefix"] = shared_prefix(ours, tokens, *cuts)
     plain = torch_runner(given.folder, given.kv_dtype, given.quantization, SIZE)

@@ -59,7 +59,7 @@ async def hands_over(granter: Runner, reader: Runner) -> bool:
     """Compute a prompt with one runner, READ its blocks into the other's pool by NIXL, and return
     whether checksums and the next tokens of both are equal."""
     theirs, ours, length = [40, 41], [52, 50], 20
-    prompt = [(7 * place + 3) % granter.spec.vocab_size for place in range(length)]
+    prompt = [(7 * index + 3) % granter.spec.vocab_size for index in range(length)]
     first = Draw(0, length, GREEDY)
     result = granter.run(StepBatch((Slice(prompt, 0, theirs, (first,)),)))
     token = result.drawn[0][0].token

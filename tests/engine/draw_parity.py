@@ -337,11 +337,11 @@ def _logprobs(device: torch.device, tiny: bool) -> tuple[float, float]:
     for row, count in enumerate(counts.tolist()):
         order = logits[row].cpu().sort(descending=True, stable=True).indices[: max(count, 0)]
         best = room.tokens[row, 1 : 1 + len(order)].cpu()
-        places = torch.cat([tokens[row : row + 1].cpu(), order]) if count >= 0 else order
-        values = room.values[row, : len(places)].cpu()
-        if not torch.equal(best.long(), order) or room.values[row, len(places) :].any():
+        chosen = torch.cat([tokens[row : row + 1].cpu(), order]) if count >= 0 else order
+        values = room.values[row, : len(chosen)].cpu()
+        if not torch.equal(best.long(), order) or room.values[row, len(chosen) :].any():
             return float("inf"), 0.0
-        worst = max(worst, float((values - wanted[row, places]).abs().max()) if count >= 0 else 0.0)
+        worst = max(worst, float((values - wanted[row, chosen]).abs().max()) if count >= 0 else 0.0)
     return worst, 2e-5
 
 

@@ -114,10 +114,10 @@ def codes_check(
                 ours.write(layer, latents.to(device), layout)
                 theirs.write(layer, latents, layout)
                 wrong += int((pool.memory[:blocks].cpu() != plain.memory).sum())
-                place = layout.write_blocks[0], 0, layer, layout.write_slots[0], 0
-                plain.scales[place] *= mistake
+                cell = layout.write_blocks[0], 0, layer, layout.write_slots[0], 0
+                plain.scales[cell] *= mistake
                 wanted = theirs.attend(layer, queries.double(), up.double(), layout)
-                plain.scales[place] /= mistake
+                plain.scales[cell] /= mistake
                 found = ours.attend(layer, queries.to(device), up.to(device), layout)
                 worst = max(worst, error(found.cpu(), wanted))
         return worst + wrong, ALLOWED[dtype]

@@ -25,6 +25,8 @@ from baton.engine.model.attention import TorchAttention
 from baton.engine.scheduling.batch import Draw, Slice, StepBatch
 from baton.runtime import process_memory
 from baton.runtime.sampling import SamplingParams
+
+sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.decoder_probe import parts_of
 
 WARM_UP = 100
@@ -67,14 +69,14 @@ def step(number):
     seed, the others greedily, and one computes a prompt in a chunk."""
     slices = []
     for sequence in range(BATCH):
-        place = (number + 3 * sequence) % (BLOCK * TABLE - 12)
+        start = (number + 3 * sequence) % (BLOCK * TABLE - 12)
         tokens = [(number * 7 + sequence) % 199]
         if number % BATCH == sequence:
             tokens *= 2 + sequence % 8
         seeded = sequence % 16 == 0
         params = SamplingParams(temperature=float(seeded), seed=sequence, top_p=0.9)
         blocks = range(sequence * TABLE, (sequence + 1) * TABLE)
-        slices.append(Slice(tokens, place, blocks, (Draw(0, place + len(tokens), params),)))
+        slices.append(Slice(tokens, start, blocks, (Draw(0, start + len(tokens), params),)))
     return StepBatch(tuple(slices))
 
 

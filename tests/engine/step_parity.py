@@ -48,8 +48,8 @@ def write_check(turning: int, dtype: torch.dtype) -> Check:
         wanted = pool.clone()
         real = blocks >= 0
         turned = rotate(keys, *angles)
-        for place, written in enumerate((turned, values)):
-            wanted[blocks[real], :, 1, place, slots[real]] = written[real]
+        for index, written in enumerate((turned, values)):
+            wanted[blocks[real], :, 1, index, slots[real]] = written[real]
         out = rotate_and_write(queries, keys, values, angles, pool[:, :, 1], blocks, slots)
         plain = torch.full_like(pool, float("nan"))
         write(turned, values, plain[:, :, 1], blocks, slots)

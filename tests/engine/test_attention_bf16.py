@@ -58,8 +58,8 @@ class Case:
 
     def decodes(self, starts=STARTS):
         slices = []
-        for place, start in enumerate(starts):
-            table = [self.order[(3 * place + i) % BLOCKS] for i in range(start // self.size + 1)]
+        for index, start in enumerate(starts):
+            table = [self.order[(3 * index + i) % BLOCKS] for i in range(start // self.size + 1)]
             slices.append(Slice([1], start, table))
         return lay_out(StepBatch(tuple(slices)), Bounds(BLOCKS, self.size, 9, 480))
 

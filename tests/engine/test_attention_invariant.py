@@ -48,9 +48,9 @@ class Text:
         self.queries = torch.randn(LENGTH, HEADS, DIM, generator=generator).to(dtype)
 
     def stored(self, pool, blocks, length=LENGTH):
-        for place in range(length):
-            block, slot = blocks[place // pool.block_size], place % pool.block_size
-            pool.tensor[block, :, 1, :, slot] = self.kv[place]
+        for position in range(length):
+            block, slot = blocks[position // pool.block_size], position % pool.block_size
+            pool.tensor[block, :, 1, :, slot] = self.kv[position]
 
 
 def make_pool(dtype, size=SIZE):
@@ -93,10 +93,10 @@ def written_out(text, spec):
     scores = torch.einsum("thd,hsd->hts", text.queries.double(), keys) * spec.scale
     if spec.soft_cap:
         scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
-    places = torch.arange(LENGTH)
-    hidden = places > places[:, None]
+    positions = torch.arange(LENGTH)
+    hidden = positions > positions[:, None]
     if window := spec.windows[1]:
-        hidden |= places <= places[:, None] - window
+        hidden |= positions <= positions[:, None] - window
     weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
     return torch.einsum("hts,hsd->thd", weights, values)
 
@@ -128,8 +128,8 @@ def test_chunks_decodes_and_neighbours_change_no_bit(
             (text, mine, start, end),
             (other, theirs, begin, chooser.randrange(begin + 1, 100)),
         ]
-        place = chooser.randrange(2)
-        found = attend(pool, spec, *(parts if place == 0 else reversed(parts)))[place]
+        index = chooser.randrange(2)
+        found = attend(pool, spec, *(parts if index == 0 else reversed(parts)))[index]
         assert torch.equal(found, expected[start:end]), (start, end)
         start = end
 

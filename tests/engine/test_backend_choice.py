@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from baton.engine.execution.engine_options import EngineOptions
 from baton.engine.execution.loading import build_runner
 from tests.support.decoder_probe import parts_of
 from tests.support.small_models import Reference
+from tests.test_architecture import ROOT, all_sources
 
-ROOT = Path(__file__).parents[2]
 CHOICE = "engine/execution/backend_choice.py"
 # What makes a backend's matrices or kernels, by full name.
 MAKERS = {
@@ -26,7 +25,8 @@ MAKERS = {
     "baton.engine.execution.device_kernels.device_kernels",
     "baton.engine.cpu_draws.sampling_numba.compiled_sampler",
 }
-# Where a compiler of kernels is imported.
+# Where a compiler of kernels is imported: draws stand apart from the kernels of layers (decision
+# 0080), checksums below the engine (0004).
 ROOMS_OF = {
     "triton": ("engine/triton/",),
     "numba": ("engine/cpu/", "engine/cpu_draws/", "kv_transfer/checksum_numba.py"),
@@ -35,9 +35,8 @@ ROOMS_OF = {
 
 
 def product_files() -> Iterator[tuple[str, ast.Module]]:
-    for folder in ("engine", "kv_transfer", "prefill_worker", "decode_worker", "deploy", "models"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+    for path in all_sources():
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
 
 
 def imported(tree: ast.Module) -> set[str]:

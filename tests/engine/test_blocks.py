@@ -29,8 +29,8 @@ def fill(pool: BlockPool, tokens: list[int], tenant: bytes = b"") -> list[int]:
     except OutOfBlocks:
         pool.release(blocks, Hold.USED)
         raise
-    for place, block in enumerate(fresh, start=len(blocks)):
-        pool.identify(block, names[place], tokens[place * SIZE : (place + 1) * SIZE], tenant)
+    for index, block in enumerate(fresh, start=len(blocks)):
+        pool.identify(block, names[index], tokens[index * SIZE : (index + 1) * SIZE], tenant)
     return blocks + fresh
 
 

@@ -107,10 +107,10 @@ def test_only_prompts_that_come_soon_after_pass_an_older_one(seed: int) -> None:
             came_at[key], left[key] = planned, rng.choice([1, 16, 40, 200, 1500])
             scheduler.add(key, left[key], 0)
         chunks = scheduler.plan()
-        for place, chunk in enumerate(chunks):
-            if sum(each.end - each.start for each in chunks[:place]) > 64 - 16:
+        for index, chunk in enumerate(chunks):
+            if sum(each.end - each.start for each in chunks[:index]) > 64 - 16:
                 break  # what is left is less than a block
-            for other in left.keys() - {each.key for each in chunks[:place]}:
+            for other in left.keys() - {each.key for each in chunks[:index]}:
                 passed = came_at[chunk.key] - came_at[other]
                 assert passed < max(1, left[other] / AGEING), (other, chunk)
         for chunk in chunks:

@@ -35,8 +35,8 @@ assert silu_gate(torch.randn(100, 8192).to(torch.bfloat16)).isfinite().all()
 
 
 def _fill(out):
-    for place in numba.prange(out.shape[0]):
-        out[place] = place + 1
+    for index in numba.prange(out.shape[0]):
+        out[index] = index + 1
 
 
 def test_a_parallel_function_does_all_of_its_loop() -> None:

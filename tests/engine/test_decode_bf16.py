@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baton.engine.cpu.attention_bf16 import BfloatAttention
-from baton.engine.cpu.decode_bf16 import _find, _first, attend_all, new_scratch, tile_place
+from baton.engine.cpu.decode_bf16 import _find, _first, attend_all, new_scratch, tile_position
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.spec.model_spec import AttentionSpec
 
@@ -35,20 +35,20 @@ def test_every_job_is_in_one_part_and_parts_cost_alike(
 
 @pytest.mark.parametrize("size", [16, 48])
 @pytest.mark.parametrize("window", [0, 20])
-def test_places_of_tiles_are_those_that_a_job_reads(size: int, window: int) -> None:
-    """And beyond a job's last tile, and beyond the last job, the first place of all."""
+def test_positions_of_tiles_are_those_that_a_job_reads(size: int, window: int) -> None:
+    """And beyond a job's last tile, and beyond the last job, the first position of all."""
     tables = np.array([[5, 3, 8, 6], [7, 1, 2, 4]], dtype=np.int32)
     lengths, strides = np.array([50, 33], dtype=np.int32), (10**6, 10**5, 0, 10)
     given = (KV_HEADS, size, tables, lengths, window)
     found = np.zeros(9, dtype=np.int64)
     for job in range(len(lengths) * KV_HEADS):
         count = _find(job, 0, strides, KV_HEADS, size, tables, lengths, window, found)
-        places = [tile_place(job, number, *given) for number in range(count)]
-        assert count > 0 and [place[1] for place in places] == [job % KV_HEADS] * count
-        addresses = [sum(x * y for x, y in zip(p, (10**6, 10**5, 10), strict=True)) for p in places]
+        tiles = [tile_position(job, number, *given) for number in range(count)]
+        assert count > 0 and [position[1] for position in tiles] == [job % KV_HEADS] * count
+        addresses = [sum(x * y for x, y in zip(p, (10**6, 10**5, 10), strict=True)) for p in tiles]
         assert addresses == found[:count].tolist()
-        assert tile_place(job, count, *given) == (0, 0, 0)
-    assert tile_place(len(lengths) * KV_HEADS, 0, *given) == (0, 0, 0)
+        assert tile_position(job, count, *given) == (0, 0, 0)
+    assert tile_position(len(lengths) * KV_HEADS, 0, *given) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("parts", [2, 3, 20])

@@ -44,8 +44,8 @@ def test_rows_that_are_not_split_need_no_room() -> None:
 def test_memory_stays_where_it_is() -> None:
     """A captured graph goes on using it."""
     buffers = DecodeBuffers(DecodeLimits(8, 1000), SHAPE, CPU)
-    places = {buffers.of(rows)[1].mixed.data_ptr() for rows in (1, 8, 3)}
-    assert len(places) == 1
+    addresses = {buffers.of(rows)[1].mixed.data_ptr() for rows in (1, 8, 3)}
+    assert len(addresses) == 1
 
 
 def test_the_same_number_of_rows_is_cut_alike() -> None:

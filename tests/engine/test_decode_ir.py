@@ -33,8 +33,8 @@ def test_scores_of_two_are_those_of_each_bit_for_bit(dim: int) -> None:
     at, to = queries.data_ptr(), out.data_ptr()
     run_scores_of_two(at, strides[0], keys.data_ptr(), strides[1], dim // 32, to, 80)
     for row in range(2):
-        place = each[row].data_ptr()
-        run_scores(at + row * strides[0], keys.data_ptr(), strides[1], dim // 32, place)
+        address = each[row].data_ptr()
+        run_scores(at + row * strides[0], keys.data_ptr(), strides[1], dim // 32, address)
     assert torch.equal(out[:, :16], each) and (out[:, 16:] == 7).all()
 
 
@@ -76,5 +76,5 @@ def run_narrow_mixed(at, out, parts, factor):
 def test_narrow_mixed_puts_numbers_in_their_order() -> None:
     values, out = torch.randn(2, 2, 16), torch.full((72,), 7.0).bfloat16()
     run_narrow_mixed(values.data_ptr(), out.data_ptr(), 2, np.float32(0.5))
-    expected = (values * 0.5).transpose(1, 2).reshape(64).bfloat16()  # even places, then odd
+    expected = (values * 0.5).transpose(1, 2).reshape(64).bfloat16()  # even indices, then odd
     assert torch.equal(out[:64], expected) and (out[64:] == 7).all()

@@ -302,8 +302,8 @@ def test_a_sequence_that_is_not_finite_leaves_the_others_alone(runner: ModelRunn
     found, result = runner.all_logits(StepBatch(tuple(slices()))), runner.run(batch)
     runner.pool.tensor.copy_(before)
     assert result.broken == {4} and found[4].isnan().any()
-    for place in (0, 1, 2, 3, 5):
-        assert torch.equal(found[place], expected[place])
+    for index in (0, 1, 2, 3, 5):
+        assert torch.equal(found[index], expected[index])
 
 
 def test_a_token_is_fed_from_the_step_before(runner: ModelRunner) -> None:

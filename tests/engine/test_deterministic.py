@@ -104,9 +104,9 @@ def test_chunks_and_crowds_change_no_bit(reported: ModelStory, seed: int) -> Non
     while start < LENGTH:
         end = min(LENGTH, start + chooser.choice([1, 1, 2, 8, 13, 40]))
         slices = crowd(reported, chooser)
-        place = chooser.randrange(len(slices) + 1)
-        slices.insert(place, Slice(tokens[start:end], start, blocks))
-        assert torch.equal(reported.logits(*slices)[place], expected[start:end])
+        index = chooser.randrange(len(slices) + 1)
+        slices.insert(index, Slice(tokens[start:end], start, blocks))
+        assert torch.equal(reported.logits(*slices)[index], expected[start:end])
         start = end
 
 
@@ -174,8 +174,8 @@ def test_the_kv_is_the_same_too(reported: ModelStory) -> None:
     tokens = random_prompt(64, seed=3)
     _, once = whole(reported, tokens)
     again = reported.blocks(64)
-    for place, token in enumerate(tokens):
-        reported.logits(Slice([token], place, again))
+    for index, token in enumerate(tokens):
+        reported.logits(Slice([token], index, again))
     stored = reported.runner.pool.bytes_view()
     assert (stored[once] == stored[again]).all()
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.small_models import Reference
 
 # Whole runners are nightly, here and in test_gpu_imports.py. `make test` has the kernels of the
-# deterministic mode (test_attention_triton.py, test_fixed_weights.py) and its proof
+# deterministic mode (test_attention_triton.py, test_invariant_weights.py) and its proof
 # (test_determinism_proof.py).
 pytestmark = pytest.mark.nightly
 

@@ -115,7 +115,7 @@ def test_parts_are_put_together_in_order() -> None:
         if len(batch.slices) > 1 and any(item.start % 2 for item in batch.slices):
             raise MemoryError
         drawn = tuple((Drawn(0, item.start),) for item in batch.slices)
-        odd = [place for place, item in enumerate(batch.slices) if item.start == 3]
+        odd = [index for index, item in enumerate(batch.slices) if item.start == 3]
         return StepResult(drawn, 0.25, frozenset(odd))
 
     slices = tuple(Slice([1], start, [0]) for start in (0, 2, 4, 3, 5))

@@ -52,7 +52,7 @@ class Pair(ModelStory):
             history = Text(PromptTokens(prompt), self.output).until(known)
         first = len(prompt) + known
         return tuple(
-            Draw(0, first + place, rule.at(known + place), history) for place in range(count)
+            Draw(0, first + index, rule.at(known + index), history) for index in range(count)
         )
 
     def decode(self, prompt: list[int], steps: int, rule: SamplingParams) -> list[int]:
@@ -213,8 +213,8 @@ def test_the_kv_of_accepted_proposals_needs_no_second_pass(twins: Pair) -> None:
 
 def test_drafts_of_unlike_lengths_go_together(twins: Pair) -> None:
     stories = []
-    for place, (length, count) in enumerate([(9, 3), (17, 1), (30, 5)]):
-        prompt = random_prompt(length, seed=place)
+    for at, (length, count) in enumerate([(9, 3), (17, 1), (30, 5)]):
+        prompt = random_prompt(length, seed=at)
         output = list(twins.decode(prompt, 8, SEEDED))
         draws = twins.draws(prompt, 1, count + 1, SEEDED)
         work = DraftWork((), count)
@@ -281,7 +281,7 @@ def test_a_draft_with_too_short_a_context_is_refused(qwen3: Reference, tmp_path:
 
 
 def tokenizer(words: Sequence[str]) -> str:
-    vocab = {word: place for place, word in enumerate(words)}
+    vocab = {word: index for index, word in enumerate(words)}
     return json.dumps({"model": {"vocab": vocab}, "added_tokens": []})
 
 

@@ -60,8 +60,8 @@ def test_logits_equal_the_reference_in_each_layout(
     for start, end in ((0, 8), (8, 24)):
         item = Slice(tokens[start:end], start, blocks, draft=DraftWork())
         runner.run(StepBatch((item,)))
-    for place in range(24, 29):  # a decode step each, without draft work
-        runner.run(StepBatch((Slice(tokens[place : place + 1], place, blocks),)))
+    for index in range(24, 29):  # a decode step each, without draft work
+        runner.run(StepBatch((Slice(tokens[index : index + 1], index, blocks),)))
     states, _ = states_of(qwen3.model, tokens[:29], LAYERS)
     with torch.inference_mode():
         features = head.features(states)

@@ -143,9 +143,9 @@ def test_fields_that_do_not_matter_are_read_over(
 
 def test_a_quantised_text_part_is_refused_too(spec_of: Callable[..., ModelSpec]) -> None:
     text = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 8}
-    for place in ("text", "top"):
+    for section in ("text", "top"):
         changes = {"text_config": dict(text), "architectures": ["Gemma3ForConditionalGeneration"]}
-        (changes["text_config"] if place == "text" else changes)["quantization_config"] = {"a": 1}
+        (changes["text_config"] if section == "text" else changes)["quantization_config"] = {"a": 1}
         with pytest.raises(ModelError, match="quantization_config"):
             spec_of(**changes)
 

@@ -103,10 +103,10 @@ def test_highest_of_equals_is_the_first_that_is_admitted() -> None:
 def test_a_masked_draw_is_that_of_the_admitted_logits(way: str, params: SamplingParams) -> None:
     admitted = [3, 40, 41, 500, 900, 1002]
     given = logits(40)
-    draws = [draw(params, Allowed(admitted), place) for place in range(40)]
+    draws = [draw(params, Allowed(admitted), index) for index in range(40)]
     barred = [(token, -1e9) for token in range(VOCAB) if token not in admitted]
     other = replace(params, logit_bias=tuple(barred))
-    plain = [draw(other, None, place) for place in range(40)]
+    plain = [draw(other, None, index) for index in range(40)]
     masked = sample(given.clone(), draws, None, WAYS[way])
     wanted = sample(given.clone(), plain, None, WAYS[way])
     assert [found.token for found in masked] == [found.token for found in wanted]

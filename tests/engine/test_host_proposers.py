@@ -8,7 +8,7 @@ import pytest
 
 from baton.engine.speculation.ngram_proposer import NgramProposer
 from baton.engine.speculation.proposer import Proposer
-from baton.engine.speculation.suffix_index import LONGEST_MATCH, MAX_PLACES
+from baton.engine.speculation.suffix_index import LONGEST_MATCH, MAX_POSITIONS
 from baton.engine.speculation.suffix_proposer import SuffixProposer
 
 TENANT, OTHER = b"one", b"two"
@@ -35,9 +35,9 @@ def test_nothing_is_proposed_where_nothing_recurs(make: type[Proposer]) -> None:
 @pytest.mark.parametrize("make", PROPOSERS)
 @pytest.mark.parametrize("period", [1, 2, 5])
 def test_a_period_goes_on_past_the_end(make: type[Proposer], period: int) -> None:
-    tokens = [place % period for place in range(60)]
+    tokens = [index % period for index in range(60)]
     proposed = make().start(TENANT, tokens).propose(12)
-    assert proposed == [(60 + place) % period for place in range(12)]
+    assert proposed == [(60 + index) % period for index in range(12)]
 
 
 def test_ngram_prefers_the_longest_match_then_the_newest() -> None:
@@ -126,11 +126,11 @@ def test_proposing_in_a_long_text_costs_a_constant(text: str) -> None:
     generator = random.Random(2)
     tokens = {
         "one token": [1] * size,
-        "period": [place % 17 for place in range(size)],
+        "period": [index % 17 for index in range(size)],
         "two words": [generator.randrange(2) for _ in range(size)],
-        "near misses": [place % 15 if place % 16 else place for place in range(size)],
+        "near misses": [index % 15 if index % 16 else index for index in range(size)],
     }[text]
-    search = MAX_PLACES * (LONGEST_MATCH + 2)
+    search = MAX_POSITIONS * (LONGEST_MATCH + 2)
     ngram = NgramProposer().start(TENANT, tokens)
     before = ngram.index.visits
     ngram.propose(8)
@@ -141,4 +141,4 @@ def test_proposing_in_a_long_text_costs_a_constant(text: str) -> None:
         suffix.extend([token])
     before = suffix.visits
     suffix.propose(8)
-    assert suffix.visits - before <= 2 * (search + 3 * 8 * MAX_PLACES)
+    assert suffix.visits - before <= 2 * (search + 3 * 8 * MAX_POSITIONS)

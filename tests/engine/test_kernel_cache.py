@@ -41,8 +41,8 @@ print(sum(function.stats.cache_misses.values()), sum(function.stats.cache_hits.v
 def test_a_kernel_is_compiled_once_by_processes_at_once(tmp_path: Path) -> None:
     """The two have an installation each: of the same content, in other places."""
     processes = []
-    for place in ("one", "other"):
-        folder = tmp_path / place / "kernels"
+    for name in ("one", "other"):
+        folder = tmp_path / name / "kernels"
         folder.mkdir(parents=True)
         (folder / "kernel.py").write_text(KERNEL)
         environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(folder)}

@@ -232,7 +232,7 @@ def test_a_rank_lost_under_speculation_ends_the_step(make: Make, how: signal.Sig
     begun_s = time.monotonic()
     with pytest.raises(DeviceLost, match="rank 1"):
         sequence.decode(STEPS)
-    assert time.monotonic() - begun_s < 3.0 * slowness()
+    assert time.monotonic() - begun_s < 6.0 * slowness()
 
 
 def test_a_draft_that_does_not_fit_is_refused_beside_ranks(qwen3: Reference, make: Make) -> None:

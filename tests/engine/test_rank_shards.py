@@ -182,7 +182,7 @@ def test_ranks_of_two_groups_read_their_own_experts(tmp_path: Path, mixture: Mod
     save_experts(tmp_path, lambda: {"weight": torch.randn(64, 96)})
     whole, ranks = Shards(tmp_path), ranks_of(tmp_path, mixture, ep=2)
     for rank, shards in enumerate(ranks):
-        own = [f"{LAYER}.{EXPERT.format(2 * rank + place)}.weight" for place in (0, 1)]
+        own = [f"{LAYER}.{EXPERT.format(2 * rank + index)}.weight" for index in (0, 1)]
         assert [name for name in unread(shards) if "experts" in name] == own
         assert all(torch.equal(read(shards, name), read(whole, name)) for name in own)
     assert all("q_proj" in name for shards in ranks for name in unread(shards))

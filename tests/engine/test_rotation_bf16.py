@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no A
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
-def test_rows_go_where_strides_and_places_say(rows: int) -> None:
+def test_rows_go_where_strides_and_positions_say(rows: int) -> None:
     torch.manual_seed(rows)
     qkv = torch.randn(rows, 8, 64).to(torch.bfloat16)
     queries, keys, values = qkv.split([4, 2, 2], dim=1)
@@ -23,8 +23,8 @@ def test_rows_go_where_strides_and_places_say(rows: int) -> None:
     out = torch.full((rows + 1, 2, 2, 64), torch.nan, dtype=torch.bfloat16)
     strides = tuple(2 * out.stride(axis) for axis in (0, 1)) + (0, 2 * out.stride(2), 0)
     order = torch.randperm(rows)
-    places = order, torch.zeros(rows, dtype=torch.int64)
-    found = rotate_into(out.data_ptr(), strides, (queries, keys, values), angles, places)
+    positions = order, torch.zeros(rows, dtype=torch.int64)
+    found = rotate_into(out.data_ptr(), strides, (queries, keys, values), angles, positions)
     wide = [each.float() for each in angles]
     torch.testing.assert_close(found.float(), rotate(queries.float(), *wide), rtol=0.01, atol=0.02)
     turned = rotate(keys.float(), *wide)

@@ -40,8 +40,8 @@ def test_results_stand_in_the_order_of_the_slices(reported: ModelStory) -> None:
     """Rows are reordered inside (decodes first); the caller does not see it."""
     lengths = [5, 1, 12, 1, 3]
     slices = [
-        greedy_slice(random_prompt(length, seed=length + place), 0, reported.blocks(length))
-        for place, length in enumerate(lengths)
+        greedy_slice(random_prompt(length, seed=length + index), 0, reported.blocks(length))
+        for index, length in enumerate(lengths)
     ]
     alone = [reported.draw(item)[0] for item in slices]
     silent = Slice(random_prompt(4), 0, reported.blocks(4))

@@ -122,7 +122,7 @@ def test_an_unknown_dtype_is_named_when_it_is_read(tmp_path: Path) -> None:
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     for number in (1, 2):
         save_file({"twice": torch.ones(2) * number}, tmp_path / f"part-{number}.safetensors")
-    places = {"twice": "part-1.safetensors", "other": "part-2.safetensors"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    weight_map = {"twice": "part-1.safetensors", "other": "part-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ModelError, match=r"part-2\.safetensors: tensor twice .* part-1"):
         Shards(tmp_path)

@@ -100,12 +100,12 @@ def test_mix_of_codes(codes: KvQuant, queries: int, tokens: int) -> None:
 
 
 def test_every_code_counts_as_its_number() -> None:
-    """All numbers of either kind, as keys against a query that picks one place."""
+    """All numbers of either kind, as keys against a query that picks one position."""
     for codes, run, queries in ((INT8, run_one_int8, 1), (FP8_E4M3, run_two_fp8, 2)):
         numbers = torch.arange(256, dtype=torch.uint8).view(16, 16)
         keys = torch.zeros(16, 32, dtype=torch.uint8)
-        for place in range(16):
-            keys[:, 5] = numbers[:, place]
+        for index in range(16):
+            keys[:, 5] = numbers[:, index]
             query, out = torch.zeros(queries, 32), torch.zeros(queries, 16)
             query[:, 5] = 1.0
             bits = query.bfloat16()
@@ -163,7 +163,7 @@ def test_mix(tokens: int) -> None:
     out = torch.ones(2, 64)
     run_mix(weights.data_ptr(), 80, values.data_ptr(), 140, tokens, out.data_ptr(), 256)
     mixed = 1 + weights[:, :tokens].double() @ values[:, :64].double()
-    ordered = mixed.view(2, 2, 16, 2).transpose(2, 3).reshape(2, 64)  # even places, then odd
+    ordered = mixed.view(2, 2, 16, 2).transpose(2, 3).reshape(2, 64)  # even, then odd
     torch.testing.assert_close(out.double(), ordered, rtol=1e-5, atol=1e-5)
 
 

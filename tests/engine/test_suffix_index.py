@@ -8,29 +8,29 @@ import pytest
 
 from baton.engine.speculation.suffix_index import (
     LONGEST_MATCH,
-    MAX_PLACES,
+    MAX_POSITIONS,
     NOWHERE,
     SHORTEST_MATCH,
     Match,
     SuffixIndex,
 )
 
-COST = MAX_PLACES * (LONGEST_MATCH + 2)  # visits of one search
+COST = MAX_POSITIONS * (LONGEST_MATCH + 2)  # visits of one search
 
 
 def naive(tokens: list[int], kept: int) -> list[Match]:
     """Matches of the end of `tokens` in its last `kept` ones, newest first."""
     found = []
-    for place in range(len(tokens) - 2, -1, -1):
+    for position in range(len(tokens) - 2, -1, -1):
         length = 0
         while (
             length < LONGEST_MATCH
-            and place - length >= max(0, len(tokens) - kept)
-            and tokens[place - length] == tokens[len(tokens) - 1 - length]
+            and position - length >= max(0, len(tokens) - kept)
+            and tokens[position - length] == tokens[len(tokens) - 1 - length]
         ):
             length += 1
         if length >= SHORTEST_MATCH:
-            found.append(Match(place, length))
+            found.append(Match(position, length))
     return found
 
 
@@ -46,9 +46,9 @@ def test_matches_equal_a_search_of_the_whole_text(seed: int) -> None:
         tokens += part
         expected = naive(tokens, 4096)
         found = index.matches(tokens)
-        # chains also list places of other strings with the same hash, so fewer may be found
+        # chains also list positions of other strings with the same hash, so fewer may be found
         assert found == [match for match in expected if match in found]
-        assert len(found) >= min(len(expected), MAX_PLACES // 2)
+        assert len(found) >= min(len(expected), MAX_POSITIONS // 2)
 
 
 def test_a_ring_finds_only_what_it_still_holds() -> None:
@@ -63,7 +63,7 @@ def test_a_ring_finds_only_what_it_still_holds() -> None:
         assert all(match in expected for match in index.matches(seen))
     assert len(index) == 1024
     for match in index.matches(tokens):
-        assert index.token(index.after(match.place)) == tokens[match.place + 1]
+        assert index.token(index.after(match.position)) == tokens[match.position + 1]
 
 
 def test_single_and_bulk_appends_build_the_same_index() -> None:
@@ -87,14 +87,14 @@ def test_texts_that_grow_by_turns_stay_apart() -> None:
         second = index.append([200 + turn], second)
     (match,) = index.matches([108, 109, 110])
     assert match.length == 3
-    assert index.token(index.after(match.place)) == 111
+    assert index.token(index.after(match.position)) == 111
     assert index.matches([110, 210]) == []
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7, 1000])
 def test_a_search_in_repetitive_text_costs_no_more(period: int) -> None:
     index = SuffixIndex(1 << 17)
-    tokens = [place % period for place in range(131_072)]
+    tokens = [at % period for at in range(131_072)]
     index.append(tokens)
     before = index.visits
     index.matches(tokens)

@@ -31,6 +31,6 @@ def test_each_row_meets_the_matrix_of_its_expert() -> None:
     x, weights = torch.randn(7, 6), torch.randn(4, 3, 6)
     order, offsets = sort_by_expert(chosen, 4)
     out = expert_matmul_reference(x, weights, offsets, order // 2)
-    for row, place in enumerate(order.tolist()):
-        wanted = weights[chosen.flatten()[place]] @ x[place // 2]
+    for row, source in enumerate(order.tolist()):
+        wanted = weights[chosen.flatten()[source]] @ x[source // 2]
         torch.testing.assert_close(out[row], wanted)

@@ -17,8 +17,8 @@ def test_results_are_those_of_torch(step_checks: dict[str, JsonObject]) -> None:
 
 def test_no_rows_launch_nothing() -> None:
     """Without a GPU a launch would fail."""
-    heads, places = torch.empty(0, 2, 16), torch.empty(0, dtype=torch.int64)
+    heads, slots = torch.empty(0, 2, 16), torch.empty(0, dtype=torch.int64)
     angles = torch.empty(0, 1, 16)
     kv = torch.empty(1, 2, 2, 8, 16)
-    out = rotate_and_write(heads, heads, heads, (angles, angles), kv, places, places)
+    out = rotate_and_write(heads, heads, heads, (angles, angles), kv, slots, slots)
     assert out.shape == (0, 2, 16)

@@ -226,11 +226,11 @@ def _write(
     kv, scales = _stored(kv_heads, dim, dtype, codes)
     queries = torch.empty(3, kv_heads * group, dim, dtype=dtype)
     angles = torch.empty(3, 1, turning, dtype=dtype)
-    places = torch.zeros(3, dtype=torch.int64)
+    slots = torch.zeros(3, dtype=torch.int64)
     keys = queries[:, :kv_heads]
     weights = HeadNorms(torch.empty(dim, dtype=dtype), torch.empty(dim), 1e-6) if norms else None
-    rotate_and_write(queries, keys, keys, (angles, angles), kv, places, places, scales, weights)
-    write(keys, keys, kv, places, places, scales)
+    rotate_and_write(queries, keys, keys, (angles, angles), kv, slots, slots, scales, weights)
+    write(keys, keys, kv, slots, slots, scales)
 
 
 def _latent(heads: int, splits: Splits, codes: str = "") -> None:

@@ -230,8 +230,8 @@ def checksum_reference(
         row = []
         for slab in blocks_of_pool[block].view(np.uint64).reshape(slabs, -1).tolist():
             product = 0
-            for place, word in enumerate(slab):
-                keyed = word ^ ((seed + place * 0x9E3779B97F4A7C15) & low64)
+            for index, word in enumerate(slab):
+                keyed = word ^ ((seed + index * 0x9E3779B97F4A7C15) & low64)
                 product += (keyed & 0xFFFFFFFF) * (keyed >> 32)
             row.append(mix((product & low64) ^ mix((sum(slab) + seed) & low64)))
         sums.append(row)

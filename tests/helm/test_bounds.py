@@ -56,7 +56,7 @@ def test_each_number_has_bounds_and_each_bound_a_value() -> None:
     assert set(BOUNDS["numbers"]) == numbers
     bounded = [*BOUNDS["choices"], *BOUNDS["texts"], *BOUNDS["numbers"]]
     assert set(bounded) <= set(known) and len(bounded) == len(set(bounded))
-    assert {f"{place}.resources" for place in BOUNDS["resources"]} == {
+    assert {f"{section}.resources" for section in BOUNDS["resources"]} == {
         path for path in known if path.endswith("resources")
     }
 
@@ -92,10 +92,10 @@ def test_a_text_of_a_wrong_form_is_named_with_its_form() -> None:
     for path, form in BOUNDS["texts"].items():
         found = refusal(nested(path, " ?"))
         assert found.startswith(path) and BOUNDS["forms"][form]["words"] in found, found
-    for place in BOUNDS["resources"]:
+    for section in BOUNDS["resources"]:
         wrong = {"requests": {"memory": "lots"}}
-        found = refusal(nested(f"{place}.resources", wrong))
-        assert found.startswith(f"{place}.resources.requests.memory is lots; give a size in Mi")
+        found = refusal(nested(f"{section}.resources", wrong))
+        assert found.startswith(f"{section}.resources.requests.memory is lots; give a size in Mi")
     assert "a name in models is A_b; give at most 16" in refusal(
         {"models": {"A_b": {"model": {"embedded": True}}}}
     )
@@ -191,7 +191,7 @@ def test_gpus_that_are_unknown_are_refused(name: str, renamed: bool, words: str 
     assert found.startswith(f"decode.gpu.resource is {name}, ") and words in found
 
 
-@pytest.mark.parametrize("place", ["router", "workers", "prefill", "decode"])
+@pytest.mark.parametrize("section", ["router", "workers", "prefill", "decode"])
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -202,12 +202,16 @@ def test_gpus_that_are_unknown_are_refused(name: str, renamed: bool, words: str 
         ("pool.blocks", -1, ": -1; give a whole number"),
         ("telemetry.trace_ratio", 2, ": 2; give a number, 0 to 1"),
         ("router.read_cached", "perhaps", ": perhaps; give true or false"),
-        ("router.openapi", True, ": true; give one of auto, on, off, in quotes"),  # YAML's `on`
+        (
+            "worker.speculate",
+            False,
+            ": false; give one of off, ngram, suffix, draft, eagle3, in quotes",
+        ),  # YAML's `off`
     ],
 )
-def test_a_wrong_setting_is_named(place: str, name: str, value: object, words: str) -> None:
-    found = refusal({place: {"settings": {name: value}}})
-    assert found.startswith(f"{place}.settings has {name}") and words in found
+def test_a_wrong_setting_is_named(section: str, name: str, value: object, words: str) -> None:
+    found = refusal({section: {"settings": {name: value}}})
+    assert found.startswith(f"{section}.settings has {name}") and words in found
 
 
 def test_each_setting_may_have_its_default() -> None:
@@ -224,8 +228,8 @@ def test_each_setting_may_have_its_default() -> None:
 
 OWNED = {
     "router.api_keys", "router.drain_s", "router.grpc_port", "router.host", "router.leave_s",
-    "router.port", "worker.admin_port", "worker.advertise", "worker.drain_s", "worker.ep",
-    "worker.host", "worker.port", "worker.tp",
+    "router.port", "router.tls", "worker.admin_port", "worker.advertise", "worker.drain_s",
+    "worker.ep", "worker.host", "worker.port", "worker.tp",
 }  # fmt: skip
 
 

@@ -125,6 +125,7 @@ def test_a_script_that_fails_ends_what_it_forwards(site: Site) -> None:
     "command",
     [
         "apply -f x",
+        "create secret generic own",
         "get nodes",
         "get pods -o yaml",
         "get raycluster",

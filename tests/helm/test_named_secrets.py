@@ -25,12 +25,12 @@ NAMED: Values = {
         "mode": "existing",
         "existingSecrets": {"router": "r", "prefill": "w", "decode": "w", "redis": "s"},
     },
-    "router": {"adminPort": 9402, "adminKeySecret": "operator"},
+    "router": {"adminPort": 9402, "adminKeySecret": "operator", "tlsSecret": "clients"},
     "ingress": {"enabled": True, "host": "a.example.org", "tlsSecret": "web"},
     "models": {
         "code": {
             "model": {"repository": "owner/code", "tokenSecret": "hub"},
-            "router": {"adminKeySecret": "operator-of-code"},
+            "router": {"adminKeySecret": "operator-of-code", "tlsSecret": "clients-of-code"},
         }
     },
 }
@@ -43,6 +43,8 @@ KEYS = {
     "operator": ("admin-key",),
     "operator-of-code": ("admin-key",),
     "web": ("tls.crt", "tls.key"),
+    "clients": ("tls.crt", "tls.key"),
+    "clients-of-code": ("tls.crt", "tls.key"),
     "hub": ("token",),
 }
 PURPOSES = {
@@ -54,6 +56,8 @@ PURPOSES = {
     "operator": "router.adminKeySecret",
     "operator-of-code": "models.code.router.adminKeySecret",
     "web": "ingress.tlsSecret (no pod needs it)",
+    "clients": "router.tlsSecret",
+    "clients-of-code": "models.code.router.tlsSecret",
     "hub": "models.code.model.tokenSecret",
 }
 
@@ -123,7 +127,8 @@ def test_each_missing_secret_is_named_with_its_command(
         if words[5] == "generic":
             assert {key for key, _ in given} == set(KEYS[name])
             assert all(word == TLS_FILES[key] for key, word in given if key in TLS_FILES)
-    assert found["web"][1][5:] == ["tls", "web", "--cert=CERTIFICATE_FILE", "--key=KEY_FILE"]
+    for name in ("web", "clients", "clients-of-code"):
+        assert found[name][1][5:] == ["tls", name, "--cert=CERTIFICATE_FILE", "--key=KEY_FILE"]
     assert found["pull"][1][5:7] == ["docker-registry", "pull"]
 
 

@@ -22,7 +22,7 @@ from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.network import network_unavailable
 from tests.support.pods.programs import Programs
-from tests.support.pods.user import PLACES, User, listening
+from tests.support.pods.user import FOLDERS, User, listening
 from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
@@ -92,7 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         programs = Programs(cluster, folder / "user")
         stack.callback(programs.close)
         cluster.api.put("operator", {"admin-key": OPERATOR.encode()})
-        path = f"{Path(sys.executable).parent}:{PLACES}"
+        path = f"{Path(sys.executable).parent}:{FOLDERS}"
         user = User(programs, cluster.client(), path)
         values = merged(example("cpu-demo"), RELEASE)
         made = Site(cluster, user, values, tmp_path_factory.mktemp("values"))

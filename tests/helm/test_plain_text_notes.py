@@ -8,6 +8,8 @@ from tests.support.chart import Values, example, merged, render
 
 DEMO = example("cpu-demo")
 INGRESS = {"enabled": True, "host": "a.example.org"}
+ROUTE = {"enabled": True, "parent": {"name": "gateway"}}
+TLS = {"router": {"tlsSecret": "web"}}
 RAYS_HTTP = "the HTTP of its agents is plain and stays in each pod"
 
 
@@ -17,6 +19,17 @@ RAYS_HTTP = "the HTTP of its agents is plain and stays in each pod"
         ({}, "Clients talk to the routers in plain HTTP and gRPC. Probes, metrics and other reads"),
         ({"ingress": INGRESS}, "gRPC, through the Ingress too: ingress.tlsSecret is empty."),
         ({"ingress": {**INGRESS, "tlsSecret": "x"}}, "gRPC; the Ingress ends their TLS."),
+        (TLS, "Clients talk to the routers by TLS. Probes, metrics and other reads"),
+        ({**TLS, "ingress": INGRESS}, "TLS, but to the Ingress in plain HTTP: ingress.tlsSecret i"),
+        (
+            {**TLS, "ingress": {**INGRESS, "tlsSecret": "x"}},
+            "by TLS. The Ingress has to call the routers by HTTPS, as its controller's annotation",
+        ),
+        (
+            {**TLS, "httpRoute": ROUTE},
+            "by TLS. The Gateway has to call the routers by HTTPS, so Service chat-baton-router "
+            "needs a BackendTLSPolicy, which the chart does not create. Probes",
+        ),
         ({"orchestrator": "kuberay"}, f"Ray's gRPC uses TLS; {RAYS_HTTP}.\nKV blocks travel"),
         (
             {"orchestrator": "kuberay", "tls": {"mode": "off"}},

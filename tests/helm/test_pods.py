@@ -17,7 +17,7 @@ from baton.deploy.host.release_secrets import create_credentials
 from baton.deploy.host.secrets_api import SecretsApi
 from baton.runtime.errors import BatonError
 from tests.support.chart import example, merged, render
-from tests.support.pods.container import ContainerPlace
+from tests.support.pods.container import ContainerSite
 from tests.support.pods.dns import answered
 from tests.support.pods.kuberay import operated, patched
 from tests.support.pods.manifests import (
@@ -181,17 +181,17 @@ def test_policies_become_rules_of_the_pods_they_admit() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of a pod's group")
 def test_a_config_map_is_a_folder_that_a_pod_reads(tmp_path: Path) -> None:
     """No pod of the chart mounts one: Grafana's sidecar reads the dashboards by the API."""
-    place = ContainerPlace((), tmp_path, "p", 10001, 10001, "10.1.0.1", "")
+    site = ContainerSite((), tmp_path, "p", 10001, 10001, "10.1.0.1", "")
     maps = {"own": {"kind": "ConfigMap", "data": {"a.json": "{}", "b": "text"}}}
     spec = {"volumes": [{"name": "files", "configMap": {"name": "own"}}]}
     server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
     try:
-        mount = volumes_of(spec, place, tmp_path, server, maps)["files"]
+        mount = volumes_of(spec, site, tmp_path, server, maps)["files"]
         files = [each for each in mount.source.iterdir() if each.is_file()]
         assert {each.name: each.read_text() for each in files} == maps["own"]["data"]
         assert mount.read_only and mount.source.joinpath("b").stat().st_mode & 0o777 == 0o644
         with pytest.raises(KeyError, match="own"):
-            volumes_of(spec, place, tmp_path, server, {})
+            volumes_of(spec, site, tmp_path, server, {})
     finally:
         server.close()
 
@@ -244,13 +244,13 @@ def test_a_restart_lasts_over_an_upgrade_as_helm_leaves_it() -> None:
 def test_a_mounted_secret_changes_at_once(tmp_path: Path) -> None:
     server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
     spec = {"volumes": [{"name": "tls", "secret": {"secretName": "s", "defaultMode": 0o440}}]}
-    place = ContainerPlace((), tmp_path, "p-0", 0, 0, "", "")
+    site = ContainerSite((), tmp_path, "p-0", 0, 0, "", "")
     try:
         server.put("s", {"a": b"1", "b": b"1"})
-        folder = volumes_of(spec, place, tmp_path, server, {})["tls"].source
+        folder = volumes_of(spec, site, tmp_path, server, {})["tls"].source
         server.put("s", {"a": b"2", "b": b"2"})
         assert (folder / "a").read_bytes() == b"1"
-        refresh_secret(spec, place, "s", server)
+        refresh_secret(spec, site, "s", server)
         assert [(folder / name).read_bytes() for name in "ab"] == [b"2", b"2"]
         assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o440
         assert (folder / "a").readlink() == Path("..data/a")
@@ -262,12 +262,12 @@ def test_a_mounted_secret_changes_by_its_items(tmp_path: Path) -> None:
     server = SecretsServer("127.0.0.1", "llm", tmp_path / "api")
     items = [{"key": "a", "path": "renamed"}]
     spec = {"volumes": [{"name": "tls", "secret": {"secretName": "s", "items": items}}]}
-    place = ContainerPlace((), tmp_path, "p-0", 0, 0, "", "")
+    site = ContainerSite((), tmp_path, "p-0", 0, 0, "", "")
     try:
         server.put("s", {"a": b"1", "b": b"1"})
-        folder = volumes_of(spec, place, tmp_path, server, {})["tls"].source
+        folder = volumes_of(spec, site, tmp_path, server, {})["tls"].source
         server.put("s", {"a": b"2", "b": b"2"})
-        refresh_secret(spec, place, "s", server)
+        refresh_secret(spec, site, "s", server)
         found = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
         assert found == {"renamed": b"2"}
     finally:

@@ -76,13 +76,13 @@ def test_probes_ask_paths_that_processes_answer(release: Release) -> None:
     for container in containers(release):
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             action = container.get(probe, {})
-            place = action.get("httpGet") or action.get("tcpSocket")
-            if place is None:
+            target = action.get("httpGet") or action.get("tcpSocket")
+            if target is None:
                 continue
-            assert place["port"] in opened(container)
-            if path := place.get("path"):
-                asked.add((place["port"], path))
-                answered = path in ROUTES if place["port"] == "http" else f'"{path}"' in ADMIN
+            assert target["port"] in opened(container)
+            if path := target.get("path"):
+                asked.add((target["port"], path))
+                answered = path in ROUTES if target["port"] == "http" else f'"{path}"' in ADMIN
                 assert answered, (container["name"], path)
     assert {("http", "/livez"), ("http", "/readyz"), ("admin", "/readyz")} <= asked
 

@@ -38,7 +38,7 @@ RELEASE: Values = {
 }
 WORKERS = 4
 ASKS, LONG_ASKS, SEED = 16, 40, 7
-PER_S, LONG_PER_S = 0.5, 2.5
+PER_S, LONG_PER_S = 0.5, 1.5  # more than one prefill worker computes; with more, routers refuse
 MOVED_S = 180.0  # for the controller to move a worker, and for routers to link to it
 AFTER_S = 8.0  # of load, once it is over
 
@@ -67,7 +67,7 @@ def events(cluster: PodCluster, event: str) -> list[JsonObject]:
     texts = [
         path.read_text()
         for pod in cluster.pods("controller")
-        for path in Path(pod.place.folder).glob("*.log")
+        for path in Path(pod.site.folder).glob("*.log")
     ]
     lines = [line for text in texts for line in text.splitlines() if line.startswith("{")]
     return [found for found in map(json.loads, lines) if found["event"] == event]

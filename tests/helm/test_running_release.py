@@ -8,17 +8,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.support.chart import Values, example, merged
-from tests.support.newcomer import documented, first_streamed_token_s
+from tests.support.chart import Values, example, merged, render
+from tests.support.client_certificates import ClientCertificates
+from tests.support.newcomer import ask_as_noted, documented, first_streamed_token_s
 from tests.support.pods.cluster import PodCluster
 from tests.support.pods.images import local_images
 from tests.support.pods.network import network_unavailable
 from tests.support.pods.programs import Programs
-from tests.support.pods.user import User
+from tests.support.pods.user import User, listening
 from tests.support.waiting import wait_until
 
 LACKING = network_unavailable()
@@ -44,10 +46,11 @@ class Site:
     user: User
     values: Values
 
-    def upgrade(self) -> None:
+    def upgrade(self) -> str:
+        """Upgrade the release to the values; return what `helm` prints."""
         path = self.user.programs.folder / "values.yaml"
         path.write_text(yaml.safe_dump(self.values))
-        self.user.typed(f"helm upgrade chat helm/baton -f {path}")
+        return self.user.typed(f"helm upgrade chat helm/baton -f {path}")
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +172,33 @@ def test_an_upgrade_changes_every_pod(site: Site) -> None:
     assert len(site.cluster.pods("router")) == len(site.cluster.pods("decode")) == 2
 
 
+def test_clients_talk_by_tls_once_a_secret_is_named(site: Site, tmp_path: Path) -> None:
+    """Documents and notes say how. No pod is replaced for another certificate."""
+    files = ClientCertificates(tmp_path, host="chat-baton-router.llm")
+    site.values = merged(site.values, {"router": {"tlsSecret": "web"}})
+    create = documented("kubectl create secret tls ").replace("NAME", "web")
+    assert f"\n  kubectl -n llm {create.removeprefix('kubectl ')}\n" in render(site.values).notes
+    for word, name in (("CERTIFICATE_FILE", "tls.crt"), ("KEY_FILE", "tls.key")):
+        create = create.replace(word, str(files.folder / name))
+    site.user.typed(create)
+    notes = site.upgrade().replace("router.crt", str(tmp_path / "router.crt"))
+    site.cluster.settle()
+    before = {each.address for each in site.cluster.pods("router")}
+    forward = "kubectl port-forward service/chat-baton-router 8000 > /dev/null &"
+    asked = [forward, listening(8000), documented("curl -k https"), "kill %1"]
+    assert '"decode":2' in site.user.typed("\n".join(asked)).replace(" ", "")
+    ask_as_noted(site.user, notes, site.cluster.logs)
+    shown = (tmp_path / "router.crt").read_bytes()
+    files.replace()
+    names = ("tls.crt", "tls.key")
+    site.cluster.api.put("web", {name: (files.folder / name).read_bytes() for name in names})
+    ask_as_noted(site.user, notes, site.cluster.logs)  # trusts the new one alone
+    assert (tmp_path / "router.crt").read_bytes() != shown
+    assert re.search(r"handoffs: [1-9]\d* of 5 prompts", site.user.typed("helm test chat"))
+    assert {each.address for each in site.cluster.pods("router")} == before
+    assert all(each.restarts == 0 for each in site.cluster.pods("router"))
+
+
 def of_chat(beginning: str) -> str:
     """Return the documented command for the release chat."""
     return documented(beginning).replace("RELEASE", "chat")
@@ -206,7 +236,8 @@ def test_password_of_redis_is_replaced_as_documented(site: Site) -> None:
 
 
 def test_leaked_token_is_replaced_as_documented(site: Site) -> None:
-    before = {name: site.cluster.api.data(name) for name in site.cluster.api.secrets}
+    made = [name for name in site.cluster.api.secrets if name.startswith("chat-baton-")]
+    before = {name: site.cluster.api.data(name) for name in made}
     site.user.typed(of_chat("kubectl delete secret RELEASE-baton-secrets"))
     site.user.typed(of_chat("kubectl delete secret RELEASE-baton-authority-key"))
     for name in before:

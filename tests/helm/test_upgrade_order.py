@@ -14,6 +14,7 @@ from tests.support.chart import Document, Values, example, merged, render
 from tests.support.pods.workloads import PodState, next_actions, revision_of, settled
 
 ROLES = ("prefill", "decode")
+SCALED: Values = {"autoscaling": {"mode": "baton", "baton": {"ttftSeconds": 2}}}
 ORDERS = {
     "prefill first": ("prefill", "decode"),
     "decode first": ("decode", "prefill"),
@@ -82,14 +83,31 @@ def test_the_steps_keep_a_pair(replicas: int, order: str) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"orchestrator": "kuberay"}, "decode.partition is 1, but orchestrator is kuberay"),
         (
-            {"autoscaling": {"mode": "baton", "baton": {"ttftSeconds": 2}}},
-            "decode.partition is 1, but autoscaling.mode is baton",
+            {"orchestrator": "kuberay"},
+            "decode.partition is 1, but orchestrator is kuberay, where an upgrade replaces no pod; "
+            "set it to 0: `baton release replace` takes the roles in turn",
+        ),
+        (
+            {"orchestrator": "kuberay", **SCALED},
+            "decode.partition is 1, but orchestrator is kuberay, where an upgrade replaces no pod; "
+            "set it to 0: `baton release replace` takes pods",
+        ),
+        (
+            SCALED,
+            "decode.partition is 1, but autoscaling.mode is baton, where both roles are one "
+            "StatefulSet; set it to 0",
         ),
     ],
 )
-def test_a_partition_is_refused_where_it_says_nothing(values: Values, said: str) -> None:
-    asked = merged(example("cpu-demo"), {"decode": {"partition": 1}}, values)
-    with pytest.raises(helm_python.HelmError, match=re.escape(said)):
-        render(asked)
+@pytest.mark.parametrize("of_a_model", [False, True])
+def test_a_partition_is_refused_where_it_says_nothing(
+    values: Values, said: str, of_a_model: bool
+) -> None:
+    """The value of a further model is named with that model."""
+    asked: Values = {"decode": {"partition": 1}}
+    if of_a_model:
+        asked = {"models": {"big": {"model": {"embedded": True}, **asked}}}
+        said = f"models.big: {said}"
+    with pytest.raises(helm_python.HelmError, match=f"(^|: ){re.escape(said)}$"):
+        render(merged(example("cpu-demo"), values, asked))

@@ -42,6 +42,7 @@ BAD = {
         ["a", "b", "c", "d"],
         "workers.topologyLabels has 4 labels; give at most 3",
     ),
+    "router.tlsSecret": ("Web", "router.tlsSecret is Web; give the name of an object: lower-case"),
     "router.settings": ({"router.drain_s": 5}, "remove it, and use router.drainSeconds"),
     "workers.settings": ({"worker.port": 1}, "which the chart sets itself"),
     "decode.settings": ({"worker.drain_s": 5}, "remove it, and use workers.drainSeconds"),
@@ -134,6 +135,7 @@ FORMS: tuple[Values, ...] = (
     {"tls": {"mode": "off"}},
     {"monitoring": {"otlpEndpoint": "collector:4317"}},
     {"orchestrator": "kuberay"},
+    {"router": {"tlsSecret": "web"}},
 )
 
 
@@ -155,12 +157,12 @@ def test_a_setting_that_the_chart_gives_is_refused() -> None:
     """In `settings` it would be overridden in silence, or contradict other values."""
     base = PLAIN
     given = {name: form for form in FORMS for name in settings_of(merged(base, form))}
-    assert {"router.leave_s", "worker.drain_s", "telemetry.otlp_endpoint"} <= set(given)
+    assert {"router.leave_s", "router.tls", "telemetry.otlp_endpoint"} <= set(given)
     for name in set(given) - GIVEN_WAY:
-        place = "router" if name.startswith("router.") else "workers"
-        words = f"{place}.settings has {name}, which the chart sets itself; remove it"
+        section = "router" if name.startswith("router.") else "workers"
+        words = f"{section}.settings has {name}, which the chart sets itself; remove it"
         with pytest.raises(helm_python.HelmError, match=words):
-            render(merged(base, given[name], {place: {"settings": {name: 1}}}))
+            render(merged(base, given[name], {section: {"settings": {name: 1}}}))
 
 
 SCALED = {**MONITORED, "autoscaling": {"mode": "keda"}}
@@ -272,17 +274,17 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "lacking", "words"),
+    ("section", "lacking", "words"),
     [
         ("router", {"limits": {"memory": None}}, "limits.memory is not set; set it"),
         ("prefill", {"limits": None}, "limits.memory is not set; set it"),
         ("decode", {"requests": None}, "requests is empty; give cpu and memory"),
     ],
 )
-def test_resources_that_lack_a_value_are_named(place: str, lacking: Values, words: str) -> None:
+def test_resources_that_lack_a_value_are_named(section: str, lacking: Values, words: str) -> None:
     """A user takes a default away by null."""
-    with pytest.raises(helm_python.HelmError, match=f"{place}.resources.{words}"):
-        render(merged(example("production"), {place: {"resources": lacking}}))
+    with pytest.raises(helm_python.HelmError, match=f"{section}.resources.{words}"):
+        render(merged(example("production"), {section: {"resources": lacking}}))
 
 
 def test_kv_ports_must_leave_the_workers_ports_free() -> None:

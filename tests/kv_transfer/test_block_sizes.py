@@ -65,10 +65,10 @@ def test_a_pool_orders_its_blocks_and_sums_as_the_granter(granter: int, reader: 
     own = [7, 2, 11, 5, 3, 13, 17, 1][: len(wanted)]
     cells = ratio.cells(own, len(theirs.array))
     width = ours.block_bytes // ratio.joined
-    for block, places in zip(theirs.array, cells, strict=True):
-        ours.array.reshape(-1, width)[list(places)] = block.reshape(len(places), -1)
+    for block, parts in zip(theirs.array, cells, strict=True):
+        ours.array.reshape(-1, width)[list(parts)] = block.reshape(len(parts), -1)
     seeds = list(range(40, 40 + len(theirs.array)))
-    sums = ours.landed_checksums([cell for places in cells for cell in places], seeds, ratio)
+    sums = ours.landed_checksums([cell for parts in cells for cell in parts], seeds, ratio)
     assert np.array_equal(sums, theirs.checksums(range(len(seeds)), seeds))
     ours.put_in_order(own, [ratio.joined] * (128 // large), ratio)
     assert np.array_equal(ours.array[own], wanted)

@@ -101,7 +101,7 @@ def test_lost_renewals_end_both_sides_and_the_reader_first() -> None:
         link = stage.granter_link(prompt)
         link.lose_renewals = True
         with pytest.raises(LeaseLost, match="ran out"):
-            names = [handoff_stage.name_of(place) for place in range(6)]
+            names = [handoff_stage.name_of(index) for index in range(6)]
             await stage.fetch(link, stage.opening(), handoff_stage.OWN, names)
         ended.append(asyncio.get_running_loop().time())
         stage.reports = await stage.ended()

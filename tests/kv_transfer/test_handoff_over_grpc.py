@@ -82,7 +82,7 @@ async def test_blocks_move_and_the_end_is_orderly() -> None:
     servicer = Servicer(stage, lambda _: prompt)
     async with served(servicer) as (_, stub):
         link = ClientLink(stub.Open(metadata=credentials("token")))
-        names = [handoff_stage.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(index) for index in range(6)]
         report = await stage.fetch(link, stage.opening(), OWN, names)
         await stage.ended()
     assert np.array_equal(stage.own[OWN], stage.granted[THEIRS]) and report.reads == 3
@@ -96,7 +96,7 @@ async def test_a_cancelled_fetch_still_says_closed() -> None:
     servicer = Servicer(stage, lambda _: prompt)
     async with served(servicer) as (_, stub):
         link = ClientLink(stub.Open(metadata=credentials("token")))
-        names = [handoff_stage.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(index) for index in range(6)]
         fetch = asyncio.ensure_future(stage.fetch(link, stage.opening(), OWN, names))
         await eventually(lambda: stage.exchange.reads, 30)
         fetch.cancel()

@@ -125,7 +125,7 @@ def test_two_readers_share_a_prefix_and_its_sums() -> None:
     other = [block + 1 for block in (12, 13, 14, 15, 16, 17)]
 
     async def both() -> None:
-        names = [handoff_stage.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(index) for index in range(6)]
         await asyncio.gather(
             *(
                 stage.fetch(stage.granter_link(prompt), stage.opening(), own, names)
@@ -192,7 +192,7 @@ def test_a_block_that_is_not_the_wanted_one_is_refused(wrong: str) -> None:
     stage, prompt = handoff_stage.Stage(decide), handoff_stage.chunked()
 
     async def main() -> None:
-        names = [handoff_stage.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(index) for index in range(6)]
         if wrong == "identity":
             names[2] = b"other" * 4
         with pytest.raises(ChecksumMismatch):

@@ -81,7 +81,7 @@ def test_a_refusal_names_both_workers() -> None:
 
 
 @pytest.mark.parametrize("library", ["nixl", "ucx"])
-def test_greeting_names_another_version_of_a_library(library: str) -> None:
+def test_handshake_names_another_version_of_a_library(library: str) -> None:
     other = hello(dataclasses.replace(POOL, versions=VERSIONS | {library: "0.9"}))
     with pytest.raises(Incompatible) as caught:
         handshake.check(hello(), other)

@@ -29,7 +29,7 @@ def ledger() -> FetchLedger:
         versions={},
     )
     names = [bytes([number]) * 16 for number in range(COUNT)]
-    cells = [(10 + place,) for place in range(COUNT)]
+    cells = [(10 + index,) for index in range(COUNT)]
     return FetchLedger(opening, cells, names, pool, slabs=1, block_size=4)
 
 

@@ -94,7 +94,7 @@ async def against(stage: handoff_stage.Stage, messages: list[pb.GranterMessage])
             return
 
     liar = asyncio.ensure_future(lie())
-    names = [handoff_stage.name_of(place) for place in range(1, 5)]
+    names = [handoff_stage.name_of(index) for index in range(1, 5)]
     try:
         await stage.fetch(near, stage.opening(held=1, partial=3), OWN[1:], names)
     finally:
@@ -160,11 +160,11 @@ def test_identities_must_fit_the_blocks() -> None:
     pool = stage.granter.describe()
     with pytest.raises(ValueError, match="do not match"):
         FetchLedger(stage.opening(), CELLS, [b"x"] * 4, pool, **SHAPE)
-    places = FetchLedger(stage.opening(), CELLS, [b"x"] * 6, pool, **SHAPE)
-    assert list(places.record_offer(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
-    assert places.own([2, 3]) == [21, 5] and places.remote([3, 2]) == [8, 9]
-    assert places.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
-    assert not places.all_offered and not places.complete
+    ledger = FetchLedger(stage.opening(), CELLS, [b"x"] * 6, pool, **SHAPE)
+    assert list(ledger.record_offer(pb.Offer(first=2, blocks=[9, 8]))) == [2, 3]
+    assert ledger.own([2, 3]) == [21, 5] and ledger.remote([3, 2]) == [8, 9]
+    assert ledger.seeds([3]) == [block_seed(handoff_stage.GRANTER, 8, b"x")]
+    assert not ledger.all_offered and not ledger.complete
 
 
 @pytest.mark.parametrize("full", [0, 1])
@@ -176,10 +176,10 @@ def test_a_partial_block_has_the_rest_of_the_prompt(full: int, tokens: int) -> N
         handoff_id=b"h" * 16, tokens=range(full * handoff_stage.BLOCK_TOKENS + 3)
     )
     tags = [b"x"] * full
-    places = FetchLedger(opening, CELLS[: full + 1], tags, stage.granter.describe(), **SHAPE)
+    ledger = FetchLedger(opening, CELLS[: full + 1], tags, stage.granter.describe(), **SHAPE)
     with pytest.raises(HandoffError, match=f"offers {tokens} tokens in indices"):
-        places.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=tokens))
-    assert list(places.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=3))) == [full]
+        ledger.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=tokens))
+    assert list(ledger.record_offer(pb.Offer(first=full, blocks=[1], partial_tokens=3))) == [full]
 
 
 Change = Callable[[pb.OpenHandoff], object]

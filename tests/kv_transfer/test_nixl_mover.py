@@ -233,7 +233,7 @@ async def test_what_does_not_fit_is_refused_before_anything_is_read() -> None:
     ],
 )
 async def test_a_pool_beyond_what_its_owner_registered_is_refused(lie: dict[str, int]) -> None:
-    """The greeting says where a pool is, NIXL's metadata what was registered: no READ is posted
+    """The handshake says where a pool is, NIXL's metadata what was registered: no READ is posted
     outside of either."""
     async with pool_server() as (_, peer), own_mover() as (mover, pool):
         moved = peer.base_address + lie.get("base_address", 0)
@@ -250,7 +250,7 @@ async def test_a_pool_beyond_what_its_owner_registered_is_refused(lie: dict[str,
 
 
 def test_nixls_own_metadata_port_stays_closed() -> None:
-    """Pools are described in greetings, which need the token; NIXL's port would ask for none."""
+    """Pools are described in handshakes, which need the token; NIXL's port would ask for none."""
     made = nixl_library.load_bindings().nixl_agent_config(backends=[], enable_prog_thread=False)
     assert made.enable_listen is False
     assert "listen" not in Path(nixl_agent.__file__).read_text()

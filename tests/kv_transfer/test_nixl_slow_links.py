@@ -124,8 +124,8 @@ async def test_little_is_posted_from_a_peer_and_the_next_as_it_lands(made: Made)
     link.posted[0].state = "DONE"
     await turns(link)
     assert link.indices[3:] == [([2], [2])]
-    for place in range(1, 6):
-        link.posted[place].state = "DONE"
+    for index in range(1, 6):
+        link.posted[index].state = "DONE"
         await turns(link)
     assert first.landed.done() and other.landed.done() and not second.landed.done()
     link.posted[6].state = "DONE"
@@ -216,7 +216,7 @@ async def handoffs(stage: handoff_stage.Stage, count: int) -> list[FetchReport |
     def own(number: int) -> list[int]:
         return list(range(6 * number, 6 * number + 6))
 
-    names = [handoff_stage.name_of(place) for place in range(6)]
+    names = [handoff_stage.name_of(index) for index in range(6)]
     fetches = [
         stage.fetch(
             stage.granter_link(handoff_stage.chunked(pause=0.001)), stage.opening(), own(n), names

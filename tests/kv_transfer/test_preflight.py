@@ -146,9 +146,9 @@ def test_a_slow_pair_is_called_degraded() -> None:
 
     async def main() -> preflight.PreflightReport:
         await stage.reader.connect(stage.granter.describe())
-        places = range(4)
+        blocks = range(4)
         return await preflight.measure(
-            stage.reader, handoff_stage.GRANTER, places, places, 5.0, "a wire"
+            stage.reader, handoff_stage.GRANTER, blocks, blocks, 5.0, "a wire"
         )
 
     report, _ = handoff_stage.on_virtual_time(main)

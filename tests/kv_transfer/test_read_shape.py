@@ -31,9 +31,9 @@ def test_each_byte_of_a_unit_lies_in_one_cut(sizes: tuple[int, int, int]) -> Non
     theirs.ravel()[:unit] = content
     for cut in shape.cuts:
         moved = theirs[cut.granter_part, cut.granter_offset :][: cut.length]
-        place = ours[cut.reader_part, cut.reader_offset :][: cut.length]
-        assert not place.any() and len(moved) == cut.length
-        place[:] = moved
+        slice_ = ours[cut.reader_part, cut.reader_offset :][: cut.length]
+        assert not slice_.any() and len(moved) == cut.length
+        slice_[:] = moved
     assert (ours.ravel()[:unit] == content).all()
 
 

@@ -25,7 +25,7 @@ def shared(blocks_per_s: float, **more: Any) -> handoff_stage.Stage:
 
 def begin(stage: handoff_stage.Stage) -> list[asyncio.Task[FetchReport]]:
     """Handoffs of six blocks each, into blocks of their own."""
-    names = [handoff_stage.name_of(place) for place in range(6)]
+    names = [handoff_stage.name_of(index) for index in range(6)]
     return [
         asyncio.ensure_future(
             stage.fetch(
@@ -123,7 +123,7 @@ def test_a_lost_lease_drops_waiting_reads_and_posts_none_after() -> None:
     async def main() -> None:
         link = stage.granter_link(handoff_stage.chunked())
         link.lose_renewals = True
-        names = [handoff_stage.name_of(place) for place in range(6)]
+        names = [handoff_stage.name_of(index) for index in range(6)]
         with pytest.raises(LeaseLost, match="ran out"):
             await stage.fetch(link, stage.opening(), handoff_stage.OWN, names)
         assert asyncio.get_running_loop().time() == pytest.approx(1.8)  # 0.9 of the lease

@@ -45,7 +45,7 @@ async def fetch_withheld(
 ) -> tuple[Exception, float]:
     """What ends the fetch, and when."""
     opening = opening or stage.opening()
-    names = [handoff_stage.name_of(place) for place in range(6)]
+    names = [handoff_stage.name_of(index) for index in range(6)]
     link = Withholding(stage.granter_link(prompt), kinds)
     with pytest.raises(HandoffError) as raised:
         async with asyncio.timeout(60.0):

@@ -53,7 +53,7 @@ def plainly(model: TrainingModel, prompt: list[int], most: int) -> list[int]:
 
 def test_answers_are_the_models_own(model: TrainingModel, asker: ModelAnswers) -> None:
     asked = prompts(9)
-    most = [place + 1 for place in range(9)]
+    most = [index + 1 for index in range(9)]
     found = asker.greedy(asked, most)
     assert found == [plainly(model, *each) for each in zip(asked, most, strict=True)]
     assert len({tuple(answer[:1]) for answer in found}) > 3

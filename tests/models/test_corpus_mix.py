@@ -168,8 +168,8 @@ def test_lists_are_right() -> None:
             choose = max if "largest" in order else min
             assert said == [choose(items, key=int)]
         elif "item of" in order:
-            place = re.search(r"the (\w+) item", order).group(1)
-            at = -1 if place == "last" else ("first", "second", "third", "fourth").index(place)
+            ordinal = re.search(r"the (\w+) item", order).group(1)
+            at = -1 if ordinal == "last" else ("first", "second", "third", "fourth").index(ordinal)
             assert said == [items[at]]
         else:
             assert order in ("Copy this list", "Repeat this list", "Say after me")

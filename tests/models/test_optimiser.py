@@ -17,8 +17,8 @@ class _Small(nn.Module):
         self.second = nn.Linear(16, 8, bias=False)
         self.norm = nn.RMSNorm(8)
 
-    def forward(self, places: Tensor) -> Tensor:
-        x = self.embed_tokens(places)
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
         out: Tensor = self.norm(self.second(self.first(x)))
         return out
 

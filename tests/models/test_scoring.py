@@ -31,9 +31,9 @@ def stepwise(answer: list[int], draft: list[int], proposed: int = 4) -> tuple[in
     while len(said) < len(answer):
         run: list[int] = []
         for _ in range(min(proposed, len(answer) - len(said))):
-            place = len(said) + len(run)
-            right_so_far = run == answer[len(said) : place]
-            run.append(draft[place] if right_so_far else -1)
+            end = len(said) + len(run)
+            right_so_far = run == answer[len(said) : end]
+            run.append(draft[end] if right_so_far else -1)
         tried += len(run)
         for token in run:
             if len(said) < len(answer) and token == answer[len(said)]:

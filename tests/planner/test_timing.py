@@ -84,7 +84,7 @@ def test_run_of_decode_steps_is_the_sum_of_its_steps() -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 5), (3, 9), (7, 7)])
 def test_causal_pairs_equal_a_count(start: int, end: int) -> None:
-    assert causal_pairs(start, end) == sum(place + 1 for place in range(start, end))
+    assert causal_pairs(start, end) == sum(index + 1 for index in range(start, end))
 
 
 def test_no_step_is_faster_than_the_roofline() -> None:

@@ -11,6 +11,7 @@ from baton.engine.scheduling.draw_costs import DrawCosts
 from baton.prefill_worker.prompts import Prompt
 from baton.prefill_worker.scheduler import StepPlan
 from baton.runtime.errors import EngineError, InvalidRequest, OutOfMemory, Overloaded
+from tests.support.grammar_scene import failed_masks
 from tests.support.prefill_bench import PrefillBench, events
 
 
@@ -65,6 +66,18 @@ def test_a_prompt_that_never_fits_and_a_full_queue_are_refused() -> None:
     bench.submit([1] * 16)
     with pytest.raises(Overloaded):
         bench.submit([2] * 4)
+
+
+@pytest.mark.parametrize("reason", ["fuel", ""])
+def test_masks_that_failed_fail_the_prompt(reason: str) -> None:
+    """Without a reason too: the draw had no mask, so its token may be none of the grammar."""
+    bench = PrefillBench()
+    prompt = bench.submit([1] * 6)
+    prompt.masks = failed_masks(reason)
+    bench.run()
+    (failure,) = events(prompt)
+    assert failure.startswith("InvalidRequest('the grammar took too many states")
+    assert bench.pool.available == bench.pool.total
 
 
 def test_the_end_frees_a_waiting_prompt_and_one_in_progress() -> None:

@@ -11,7 +11,7 @@ from baton.router.requests.admission import (
     Admission,
     RetryAfterEstimator,
 )
-from baton.runtime.errors import BatonError, Cancelled, Overloaded
+from baton.runtime.errors import BatonError, Cancelled, InvalidRequest, Overloaded, RateLimited
 
 
 class Clock:
@@ -138,3 +138,23 @@ def test_ends_of_long_ago_are_no_pace() -> None:
     line = RetryAfterEstimator()
     line.record_end(0.0)
     assert line.next_s(WINDOW_S) == DEFAULT_RETRY_AFTER_S
+
+
+def test_a_tenants_own_limit_moves_no_one_back(clock: Clock) -> None:
+    """Refusals of a tenant over its share once made all others wait for the longest time."""
+    admission = Admission(1, clock)
+    for _ in range(10):
+        with admission.ticket():
+            clock.now_s += 0.1
+    for _ in range(100):
+        with pytest.raises(RateLimited), admission.arrival():
+            raise RateLimited("over its share")
+    with admission.ticket():
+        assert refused(admission) == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_request_for_more_tickets_than_there_are_is_invalid(clock: Clock) -> None:
+    admission = Admission(2, clock)
+    admission.check_number(2, "prompt")
+    with pytest.raises(InvalidRequest, match=r"prompt: 3 prompts.*router\.max_requests.*divide"):
+        admission.check_number(3, "prompt")

@@ -33,10 +33,10 @@ class Board:
 def changed(*path: str | int, to: Json) -> JsonObject:
     """Return the advice with another value at the path."""
     made = copy.deepcopy(ADVICE)
-    place: Json = made
+    parent: Json = made
     for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = to
+        parent = parent[step]
+    parent[path[-1]] = to
     return made
 
 

@@ -161,8 +161,8 @@ FRAGMENTS = [
 def test_any_cut_gives_the_same(form: str, parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     whole = parsed(form, [text])
-    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
     assert parsed(form, pieces) == whole == parsed(form, list(text))
     if not whole[1]:
         assert whole[0] == text

@@ -117,11 +117,9 @@ def test_any_cut_shows_the_same(text: str, cuts: list[int], stop: str) -> None:
     stops = [stop] if stop else []
     outputs = tokens(text)
     whole = choice(*stops).push(outputs)
-    places = [0, *sorted(min(cut, len(outputs)) for cut in cuts), len(outputs)]
+    edges = [0, *sorted(min(cut, len(outputs)) for cut in cuts), len(outputs)]
     cut_up = choice(*stops)
-    pieces = [
-        cut_up.push(outputs[start:end]) for start, end in zip(places, places[1:], strict=False)
-    ]
+    pieces = [cut_up.push(outputs[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
     assert "".join(piece.text for piece in pieces) == whole.text
     assert [piece.finish for piece in pieces if piece.finish] == [whole.finish]
 
@@ -239,8 +237,8 @@ def test_a_call_is_sent_name_first() -> None:
     assert all(choice["index"] == 1 for choice in choices)
     assert choices[0]["delta"] == {"content": "So"} and choices[0]["logprobs"]["content"]
     reported = [choice["delta"]["tool_calls"] for choice in choices[1:5]]
-    for place, call in enumerate(calls):
-        (named,), (filled,) = reported[2 * place : 2 * place + 2]
+    for index, call in enumerate(calls):
+        (named,), (filled,) = reported[2 * index : 2 * index + 2]
         identity = named.pop("id")
         assert identity.startswith("call_") and len(bytes.fromhex(identity[5:])) == 16
         assert named == {
@@ -353,3 +351,25 @@ def test_error_bodies(error: errors.BatonError, status: int, kind: str, code: st
     response = error_response(error)
     assert response.status_code == status
     assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize("kind", [ChatRenderer, CompletionRenderer])
+def test_kept_logprobs_follow_those_of_the_piece(
+    kind: type[ChatRenderer | CompletionRenderer],
+) -> None:
+    """The prompt's come with the piece, at the end; the outputs' were rendered as they came."""
+    entries = [entry(1), entry(2), entry(9)]
+    at_once = kind(HEADING, token_bytes, True).whole([ChoiceDelta(0, "x", entries, "stop")], USAGE)
+    renderer = kind(HEADING, token_bytes, True)
+    for each in entries[1:]:
+        renderer.keep_logprobs(ChoiceDelta(0, "x", [each]))
+    renderer.keep_logprobs(ChoiceDelta(1, "y", [entry(1)]))
+    kept = renderer.whole([ChoiceDelta(0, "x", entries[:1], "stop")], USAGE)
+    assert json.loads(kept) == json.loads(at_once)
+
+
+def test_offsets_begin_after_the_echo() -> None:
+    request = ValidatedRequest((1,), worker_pb2.Sampling(), 9, echo="abc")
+    text = ChoiceText(request, 0, Letters())
+    pieces = [text.push([OutputToken(0, token, logprob=-1.0)]) for token in (1, 2)]
+    assert [piece.logprobs[0].offset for piece in pieces] == [3, 4]

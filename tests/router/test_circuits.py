@@ -208,7 +208,7 @@ def test_a_worker_that_fails_for_ever_is_passed_over_for_ever() -> None:
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 2.5, 7.0, 20.0]), min_size=1, max_size=12))
 def test_median_of_the_others_is_that_of_a_list_without_one(values: list[float]) -> None:
     known = sorted(ms for ms in values if ms > 0)
-    for place, own in enumerate(values):
-        others = [ms for other, ms in enumerate(values) if other != place and ms > 0]
+    for index, own in enumerate(values):
+        others = [ms for other, ms in enumerate(values) if other != index and ms > 0]
         expected = statistics.median(others) if len(others) > 1 else float("inf")
         assert circuits_module.median_without(known, own) == expected

@@ -12,8 +12,10 @@ from dataclasses import replace
 import pytest
 
 from baton.proto import worker_pb2
+from baton.router.fleet.fleet import Fleet
 from baton.router.requests.deadline import deadline_of, until
 from baton.router.text.tokenizer import ENCODE_THREADS
+from baton.runtime import metrics
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from tests.support.dispatch_scene import DispatchScene, output
 from tests.support.encoding_threads import before_all_encoding
@@ -176,6 +178,52 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
         assert not running.workers["decode-0"].seen("submit")
         assert (await ask(60))[0] == 200
         assert len(begun) == ENCODE_THREADS + 1
+
+
+async def test_a_client_that_leaves_a_waiting_prompt_takes_no_thread(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    begun: list[str] = []
+
+    def hold(text: str) -> None:
+        begun.append(text)
+        assert go.wait(30 * slowness())
+
+    before_all_encoding(monkeypatch, hold)
+
+    def held_bytes() -> float | None:
+        return metrics.REGISTRY.get_sample_value("baton_body_bytes")
+
+    async with router() as running:
+        worker, asking = running.workers["decode-0"], []
+        try:
+            for number in range(ENCODE_THREADS + 1):
+                asking.append(asyncio.create_task(running.complete(prompt=f"prompt {number}")))
+                at_threads = min(number + 1, ENCODE_THREADS)
+                await eventually(lambda wanted=at_threads: len(begun) == wanted)
+            for each in asking:
+                each.cancel()  # each closes its connection
+            await asyncio.gather(*asking, return_exceptions=True)
+            await eventually(lambda: held_bytes() == 0)  # while the threads are still held
+        finally:
+            go.set()
+        assert (await running.complete(max_tokens=2)).status_code == 200
+        assert len(begun) == ENCODE_THREADS + 1 and len(worker.seen("submit")) == 1
+
+
+async def test_calls_that_generate_nothing_do_not_wait_for_workers(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue before the workers once refused `/tokenize` and `/explain` too."""
+    monkeypatch.setattr(Fleet, "expected_s", lambda self: 100.0)
+    async with router() as running:
+        body = {"model": "tiny", "prompt": "hi"}
+        for path in ("/tokenize", "/v1/completions/explain"):
+            reply = await running.http.post(path, json=body, headers=headers(2))
+            assert reply.status_code == 200
+        reply = await running.http.post("/v1/completions", json=body, headers=headers(2))
+        assert reply.status_code == 503 and "so many requests wait" in reply.text
 
 
 async def test_while_no_worker_is_there(router: StartRouter) -> None:

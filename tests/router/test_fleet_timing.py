@@ -15,7 +15,7 @@ from baton.router.fleet.worker_costs import Pair
 from baton.router.fleet.worker_view import kv_format_of
 from baton.runtime.config import StepConfig
 from tests.support.fleet_scene import FleetScene
-from tests.support.placement_scene import NEED, place, placed, view
+from tests.support.placement_scene import NEED, place, view
 from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
@@ -174,7 +174,7 @@ def test_a_bad_handoff_keeps_prompts_local_for_minutes_only() -> None:
         timing.refit(now_s)
         decode = view("decode-0", costs=timing.costs_of("d0", hello("decode")))
         prefill = view("prefill-0", costs=timing.costs_of("p0", hello()))
-        return placed(place(NEED, [decode, prefill], "auto")).local
+        return place(NEED, [decode, prefill], "auto").local
 
     assert not local(0.0)
     record(3.0, 1.0)
@@ -229,9 +229,9 @@ async def test_reads_count_at_the_distance_of_their_workers(
     scene.fleet.roster()
     costs = scene.fleet.timing.costs_of("decode-0", decode.worker_hello)
     assert costs.byte_s[2] == pytest.approx(3e-9)
-    places = {each.worker_id: each.topology for each in scene.fleet.views()}
-    assert places["decode-0"] == "zone-a/rack-1/host-1"
-    assert places["prefill-0"] == "zone-a/rack-2/host-1"
+    topologies = {each.worker_id: each.topology for each in scene.fleet.views()}
+    assert topologies["decode-0"] == "zone-a/rack-1/host-1"
+    assert topologies["prefill-0"] == "zone-a/rack-2/host-1"
 
 
 @on_virtual_time

@@ -45,7 +45,7 @@ async def test_stop_strings_wait_for_the_least(router: StartRouter) -> None:
         text = waited["choices"][0]["text"]
         assert free.startswith(text) and stop in text
         later = [
-            place for place in range(at + 1, 30) if stop in "".join(tokens[at + 1 : place + 1])
+            index for index in range(at + 1, 30) if stop in "".join(tokens[at + 1 : index + 1])
         ]
         reason = "stop" if later else "length"
         assert waited["choices"][0]["finish_reason"] == reason

@@ -200,19 +200,19 @@ async def test_unknown_fields_of_other_messages_are_refused(router: StartRouter)
             assert reply.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize(("fields", "place"), NESTED)
+@pytest.mark.parametrize(("fields", "path"), NESTED)
 async def test_unknown_nulls_are_ignored_in_every_object(
-    router: StartRouter, tool_model: Callable[..., Path], fields: JsonObject, place: str | None
+    router: StartRouter, tool_model: Callable[..., Path], fields: JsonObject, path: str | None
 ) -> None:
     async with router(tool_model("hermes")) as running:
         reply = await running.chat(max_tokens=1, **fields)
         assert reply.status_code == 200, reply.text
         reply = await running.chat(max_tokens=1, **with_value(fields))
-        if place is None:  # a server sent it
+        if path is None:  # a server sent it
             assert reply.status_code == 200, reply.text
         else:
             assert reply.status_code == 400
-            assert reply.json()["error"]["param"] == f"{place}.a_field_of_next_year"
+            assert reply.json()["error"]["param"] == f"{path}.a_field_of_next_year"
 
 
 async def test_calls_from_our_own_stream_can_be_sent_back(

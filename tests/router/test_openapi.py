@@ -16,7 +16,6 @@ from pydantic.json_schema import models_json_schema
 from baton.router.http_frontend.openapi import openapi_document
 from baton.router.http_frontend.routes import GENERATION_PATHS, ROUTES
 from baton.router.requests.openai_schema import ChatRequest, CompletionRequest
-from baton.runtime.config import OpenApi, RouterConfig
 from tests.support.json_values import JsonObject
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
@@ -50,32 +49,12 @@ def test_documents_of_two_routers_name_their_own_models() -> None:
         assert text["enum"] == [name]
 
 
-@pytest.mark.parametrize(
-    ("host", "openapi", "published"),
-    [
-        ("127.0.0.1", "auto", True),
-        ("localhost", "auto", True),
-        ("::1", "auto", True),
-        ("0.0.0.0", "auto", False),
-        ("example.org", "auto", False),
-        ("0.0.0.0", "on", True),
-        ("127.0.0.1", "off", False),
-    ],
-)
-def test_document_is_published_on_the_loopback_or_by_setting(
-    host: str, openapi: OpenApi, published: bool
-) -> None:
-    assert RouterConfig(host=host, openapi=openapi).publishes_openapi == published
-
-
 async def test_document_needs_the_key_where_there_is_one(router: StartRouter) -> None:
     async with router(config=replace(FAST_ROUTER, api_keys=("k" * 32,)), wait=False) as running:
         assert (await running.http.get("/openapi.json")).status_code == 401
         headers = {"authorization": "Bearer " + "k" * 32}
         answer = await running.http.get("/openapi.json", headers=headers)
         assert answer.status_code == 200 and answer.json()["security"]
-    async with router(config=replace(FAST_ROUTER, openapi="off"), wait=False) as running:
-        assert (await running.http.get("/openapi.json")).status_code == 404
 
 
 @pytest.mark.timeout(180)

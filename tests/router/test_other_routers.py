@@ -20,7 +20,7 @@ from baton.router.fleet.other_routers import (
 from baton.router.fleet.placement import FleetView, open_groups
 from baton.router.fleet.roster import Roster
 from baton.runtime.shared_registry.router_report import RouterReport
-from tests.support.placement_scene import NEED, place, placed, view
+from tests.support.placement_scene import NEED, place, view
 from tests.support.router_books import remembered_routers
 
 ONE, TWO, OWN = "1" * 32, "2" * 32, "f" * 32
@@ -146,7 +146,7 @@ def test_hints_change_the_order_and_fill_no_queue() -> None:
         view("prefill-0", hinted=(1, 100)),
         view("prefill-1"),
     ]
-    found = placed(place(NEED, workers, "disaggregated"))
+    found = place(NEED, workers, "disaggregated")
     assert found.decode.worker_id == "decode-1"
     assert [e.worker_id for e in found.candidates] == ["prefill-1", "prefill-0"]
     roster = Roster(max_waiting=4)

@@ -14,7 +14,7 @@ from baton.router.fleet.placement_costs import DecodeCosts, PrefillCosts, Remote
 from baton.router.fleet.request_need import Source
 from baton.router.fleet.worker_costs import PRIOR_COSTS, WorkerCosts
 from baton.router.fleet.worker_view import KvFormat
-from tests.support.placement_scene import NEED, SHAPE, Seen, place, placed, view
+from tests.support.placement_scene import NEED, SHAPE, Seen, place, view
 
 NO_SPEEDS: dict[bytes, float] = {}
 STRICT = WorkerCosts(PRIOR, itl_s=0.007)
@@ -94,7 +94,7 @@ def test_long_prompt_goes_to_idle_decode_worker(streams: dict[str, int], local: 
     pool = {"free_blocks": 10_000, "total_blocks": 10_000}
     decode = view("decode-0", **pool, **streams)
     prefill = view("prefill-0", **pool, queued_tokens=400_000, running=8)
-    assert placed(place(long_need, [decode, prefill], "auto")).local == local
+    assert place(long_need, [decode, prefill], "auto").local == local
 
 
 def test_slow_start_makes_no_prefill_local() -> None:

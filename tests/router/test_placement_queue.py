@@ -56,7 +56,7 @@ class Fakes:
     def try_place(self, waiting_attempt: Named) -> object:
         self.tried.append(waiting_attempt.name)
         if not self.space or waiting_attempt.name in self.refuses:
-            return self.error
+            raise self.error
         self.space -= 1
         self.placed.append(waiting_attempt.name)
         return LINK

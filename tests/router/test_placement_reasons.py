@@ -24,11 +24,10 @@ from baton.router.requests.validated_request import ValidatedRequest
 from baton.runtime import errors, metric_factory, metrics
 from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import PlacementMode
-from baton.runtime.errors import BatonError
 from tests.support.dispatch_scene import DispatchScene, failed, output
 from tests.support.json_values import JsonObject
 from tests.support.metric_values import metric_value
-from tests.support.placement_scene import NEED, Seen, place, placed, view
+from tests.support.placement_scene import NEED, Seen, place, view
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartRouter
 from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
@@ -75,7 +74,7 @@ def decisions() -> dict[tuple[str, str], float]:
 def test_each_reason_has_its_case(
     need: Need, workers: Sequence[Seen], mode: PlacementMode, expected: tuple[bool, str]
 ) -> None:
-    found = placed(place(need, workers, mode))
+    found = place(need, workers, mode)
     assert (found.local, found.reason) == expected
     assert ("local" if found.local else "disaggregated", found.reason) in metric_factory.DECISIONS
 
@@ -323,8 +322,23 @@ def test_explain_prices_the_candidate_whose_circuit_is_open() -> None:
         roster.put(view(name))
     fleet = FleetView(roster, frozenset({b"prefill-0"}))
     groups = open_groups(NEED, fleet)
-    assert not isinstance(groups, BatonError)
     given = PlacementInput(NEED, fleet, groups, lambda kv_format: Holders(), "disaggregated")
     found = explain(given, place_on(given))
     assert [each.worker_id for each in found.placement.candidates] == ["prefill-0"]
     assert found.remote_us is not None
+
+
+@pytest.mark.parametrize(
+    ("worker", "error", "text"),
+    [
+        (view("prefill-0"), errors.Unavailable, "no decode worker is there"),
+        (view("decode-0", draining=True), errors.Unavailable, "no decode worker is there"),
+        (view("decode-0", waiting=512), errors.Overloaded, "queue is full"),
+        (view("decode-0", total_blocks=10, free_blocks=10), errors.InvalidRequest, "160 tokens"),
+    ],
+)
+def test_a_request_that_no_worker_can_take_is_refused(
+    worker: Seen, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        place(NEED, [worker], "auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from baton.router.requests.prompt_limits import ContextLimits
 from baton.router.requests.validator import Validator
 from baton.router.templates.chat_template import ChatTemplate
 from baton.runtime.config import StepConfig
-from baton.runtime.errors import BatonError, InvalidRequest, Overloaded, Unavailable
+from baton.runtime.errors import InvalidRequest, Overloaded, Unavailable
 from baton.runtime.sampling import SamplingParams
 from baton.simulation.fleet.byte_tokenizer import ByteTokenizer
 from tests.support.dispatch_scene import DispatchScene
@@ -55,17 +56,14 @@ def open_decoders(
     wanted: Need,
     workers: list[WorkerView],
     away: tuple[WorkerCapacity, ...] | list[WorkerCapacity] = (),
-) -> list[WorkerView] | BatonError:
+) -> list[WorkerView]:
     found = open_groups(wanted, fleet_of(workers), lambda: away)
-    if isinstance(found, BatonError):
-        return found
     return [worker for worker in workers if any(worker.worker_id in kind.open for kind in found)]
 
 
 def place(wanted: Need, workers: list[WorkerView]) -> Placement:
     fleet = fleet_of(workers)
     kinds = open_groups(wanted, fleet)
-    assert not isinstance(kinds, BatonError)
     given = PlacementInput(wanted, fleet, kinds, lambda shape: Holders(), "disaggregated")
     return place_on(given)
 
@@ -121,20 +119,16 @@ def test_a_request_is_placed_only_where_its_worker_would_take_it(
 ) -> None:
     accepted = min(accepted, max_tokens - 1) if choices == 1 else 0
     wanted = need(prompt, max_tokens, accepted, choices, growth)
-    found = open_decoders(wanted, [view("decode-0", blocks)])
     takes = taken_by_a_worker(blocks, prompt, max_tokens, accepted, choices, growth)
-    assert isinstance(found, list) == takes
-    if not takes:
-        assert isinstance(found, InvalidRequest)
+    with nullcontext() if takes else pytest.raises(InvalidRequest):
+        open_decoders(wanted, [view("decode-0", blocks)])
 
 
 SMALL, LARGE = view("decode-0", 8), view("decode-1", 64)
 
 
 def decoders(wanted: Need, *workers: WorkerView) -> list[str]:
-    found = open_decoders(wanted, workers)
-    assert isinstance(found, list), found
-    return [worker.worker_id for worker in found]
+    return [worker.worker_id for worker in open_decoders(wanted, workers)]
 
 
 @pytest.mark.parametrize(
@@ -154,37 +148,42 @@ def test_output_and_choices_count(wanted: Need, where: list[str]) -> None:
 def test_what_the_worker_says_of_its_context_counts() -> None:
     short = replace(LARGE, max_context=30)
     assert decoders(need(8, 22), short) == ["decode-1"]
-    found = open_decoders(need(8, 23), [short])
-    assert isinstance(found, InvalidRequest) and "largest KV pool (30 tokens)" in str(found)
+    with pytest.raises(InvalidRequest, match=r"largest KV pool \(30 tokens\)"):
+        open_decoders(need(8, 23), [short])
 
 
 def test_a_request_too_large_for_all_learns_what_to_lower() -> None:
-    longest = open_decoders(need(8, 300), [SMALL, LARGE])
-    assert isinstance(longest, InvalidRequest) and longest.field == "max_tokens"
-    assert "308 tokens of prompt and output" in str(longest) and "(256 tokens)" in str(longest)
-    prompt = open_decoders(need(300, 8), [SMALL, LARGE])
-    assert isinstance(prompt, InvalidRequest) and prompt.field == "prompt"
-    many = open_decoders(need(8, 100, choices=8), [SMALL, LARGE])
-    assert isinstance(many, InvalidRequest) and "of 8 choices of 108 tokens" in str(many)
+    with pytest.raises(
+        InvalidRequest, match=r"308 tokens of prompt and output.*256 tokens"
+    ) as longest:
+        open_decoders(need(8, 300), [SMALL, LARGE])
+    assert longest.value.field == "max_tokens"
+    with pytest.raises(InvalidRequest) as prompt:
+        open_decoders(need(300, 8), [SMALL, LARGE])
+    assert prompt.value.field == "prompt"
+    with pytest.raises(InvalidRequest, match="of 8 choices of 108 tokens"):
+        open_decoders(need(8, 100, choices=8), [SMALL, LARGE])
 
 
 def test_a_full_or_absent_larger_pool_is_no_reason_to_say_never() -> None:
     wanted = need(8, 100)
-    assert isinstance(open_decoders(wanted, [SMALL, replace(LARGE, waiting=512)]), Overloaded)
-    away = open_decoders(wanted, [SMALL, replace(LARGE, draining=True)])
-    assert isinstance(away, Unavailable) and "large enough" in str(away)
+    with pytest.raises(Overloaded):
+        open_decoders(wanted, [SMALL, replace(LARGE, waiting=512)])
+    with pytest.raises(Unavailable, match="large enough"):
+        open_decoders(wanted, [SMALL, replace(LARGE, draining=True)])
 
 
 def test_a_request_that_fits_only_a_disconnected_worker_is_valid() -> None:
     wanted, away = need(8, 100), [WorkerCapacity(SIZE, 27, 4096)]
     for none in ([], [WorkerCapacity(SIZE, 26, 4096)], [WorkerCapacity(SIZE, 27, 107)]):
-        assert isinstance(open_decoders(wanted, [SMALL], away=none), InvalidRequest)
-    found = open_decoders(wanted, [SMALL], away=away)
-    assert isinstance(found, Unavailable) and "large enough takes work now" in str(found)
-    assert isinstance(open_decoders(wanted, [SMALL], away=[WorkerCapacity()]), Unavailable)
+        with pytest.raises(InvalidRequest):
+            open_decoders(wanted, [SMALL], away=none)
+    for some in (away, [WorkerCapacity()]):
+        with pytest.raises(Unavailable, match="large enough takes work now"):
+            open_decoders(wanted, [SMALL], away=some)
     assert open_decoders(wanted, [SMALL, LARGE], away=away) == [LARGE]
-    larger = open_decoders(need(8, 101), [SMALL], away=away)
-    assert isinstance(larger, InvalidRequest) and "(108 tokens)" in str(larger)
+    with pytest.raises(InvalidRequest, match=r"\(108 tokens\)"):
+        open_decoders(need(8, 101), [SMALL], away=away)
 
 
 def test_a_prefill_worker_too_small_for_a_prompt_is_passed_over() -> None:

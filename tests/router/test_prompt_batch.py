@@ -55,14 +55,14 @@ async def answer(*prompts: Prompt) -> None:
             batch.leave()
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-async def test_a_refused_prompt_cancels_the_others(place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 2])
+async def test_a_refused_prompt_cancels_the_others(index: int) -> None:
     """They had begun, and would count as failed."""
     prompts = [Prompt(), Prompt(), Prompt()]
-    prompts[place].error = Overloaded("no room")
+    prompts[index].error = Overloaded("no room")
     with pytest.raises(Overloaded, match="no room"):
         await answer(*prompts)
-    assert type(prompts.pop(place).ended) is Overloaded
+    assert type(prompts.pop(index).ended) is Overloaded
     assert [type(each.ended) for each in prompts] == [Cancelled, Cancelled]
 
 

@@ -187,12 +187,6 @@ async def test_a_prompt_that_fails_fails_the_answer(router: StartRouter) -> None
         await eventually(lambda: not worker.held)
 
 
-async def test_prompts_have_a_ticket_each(router: StartRouter) -> None:
-    async with router(config=replace(FAST_ROUTER, max_requests=3)) as running:
-        assert (await running.complete(prompt=["a"] * 4, max_tokens=1)).status_code == 503
-        assert (await running.complete(prompt=["a"] * 3, max_tokens=1)).status_code == 200
-
-
 @pytest.mark.parametrize("route", [COMPLETE, "/v1/chat/completions"])
 async def test_usage_and_token_ids_in_each_chunk(router: StartRouter, route: str) -> None:
     async with router() as running:
@@ -233,3 +227,34 @@ async def test_grpc_clients_get_prompt_logprobs(grpc_router: StartGrpcRouter) ->
         assert [entry.token for entry in scored.prompt_logprobs] == [50, 60]
         assert [entry.logprob for entry in scored.prompt_logprobs] == [-50.5, -60.5]
         assert answers[-1].usage.completion_tokens == 0
+
+
+async def test_a_prompt_of_one_token_is_not_streamed_with_its_numbers(router: StartRouter) -> None:
+    async with router() as running:
+        asked = {"prompt": [5], "echo": True, "logprobs": 1, "stream": True, "max_tokens": 3}
+        reply = await running.complete(**asked)
+        assert reply.status_code == 400 and "not streamed" in reply.json()["error"]["message"]
+        reply = await running.complete(**{**asked, "stream": False})
+        assert len(reply.json()["choices"][0]["logprobs"]["tokens"]) == 4
+
+
+async def test_too_many_alternatives_for_one_body_are_refused(router: StartRouter) -> None:
+    """They are held until the answer is whole; streamed, they are not."""
+    async with router() as running:
+        reply = await running.complete(prompt=["a"] * 128, logprobs=20, max_tokens=800)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "logprobs"
+        assert "lower max_tokens, n or the alternatives, or stream" in reply.text
+        reply = await running.chat(n=2, logprobs=True, top_logprobs=20, max_tokens=2)
+        assert reply.status_code == 200
+        content = reply.json()["choices"][1]["logprobs"]["content"]
+        assert len(content) == 2 and len(content[0]["top_logprobs"]) == 20
+        many = await running.complete(prompt=["a"] * 3, logprobs=1, max_tokens=2)
+        assert [len(each["logprobs"]["tokens"]) for each in many.json()["choices"]] == [2, 2, 2]
+
+
+async def test_more_prompts_than_are_served_at_once_are_invalid(router: StartRouter) -> None:
+    """It was a 503 that no retry could pass."""
+    async with router(config=replace(FAST_ROUTER, max_requests=2)) as running:
+        reply = await running.complete(prompt=["a"] * 3, max_tokens=1)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "prompt"
+        assert (await running.complete(prompt=["a"] * 2, max_tokens=1)).status_code == 200

@@ -152,13 +152,13 @@ class AgainstSets(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), chosen=st.sets(st.integers(0, 5)))
     def snapshot(self, worker: str, chosen: set[int]) -> None:
-        stored = [self.blocks[place] for place in chosen]
+        stored = [self.blocks[index] for index in chosen]
         assert self.index.apply(worker, snapshot(b"x", stored))
         self.sets[worker], self.sequences[worker] = set(stored), 0
 
     @rule(worker=st.sampled_from(WORKERS), chosen=st.sets(st.integers(0, 5)), stored=st.booleans())
     def delta(self, worker: str, chosen: set[int], stored: bool) -> None:
-        named = [self.blocks[place] for place in chosen]
+        named = [self.blocks[index] for index in chosen]
         sequence = self.sequences.get(worker, 0) + 1
         fields = {"stored": named} if stored else {"removed": named}
         applied = self.index.apply(worker, events(b"x", sequence, **fields))

@@ -1,11 +1,11 @@
-"""The place of a fault in a schema: found from what the library says of it."""
+"""The path of a fault in a schema: found from what the library says of it."""
 
 from __future__ import annotations
 
 import pytest
 
 from baton.models.embedded import embedded_model
-from baton.router.grammars.schema_fault import place_of_fault
+from baton.router.grammars.schema_fault import path_of_fault
 from baton.runtime.errors import InvalidRequest
 from baton.runtime.grammar.grammar_text import json_schema_grammar
 from baton.runtime.grammar.matcher import compile_grammar
@@ -42,9 +42,9 @@ def test_fault_is_found_behind_valid_keywords(
     schema = {"properties": {"valid": valid, "list": {"items": faulty}}}
     with pytest.raises(InvalidRequest) as refused:
         compile_grammar(json_schema_grammar(schema), vocabulary)
-    assert place_of_fault(schema, str(refused.value)) == f"properties.list.items.{keyword}"
+    assert path_of_fault(schema, str(refused.value)) == f"properties.list.items.{keyword}"
 
 
-def test_error_that_names_no_keyword_has_no_place() -> None:
-    assert place_of_fault({"multipleOf": 0}, "invalid multiple of") is None
-    assert place_of_fault({"type": "string"}, "Invalid type: strin") is None
+def test_error_that_names_no_keyword_has_no_path() -> None:
+    assert path_of_fault({"multipleOf": 0}, "invalid multiple of") is None
+    assert path_of_fault({"type": "string"}, "Invalid type: strin") is None

@@ -357,3 +357,26 @@ async def test_too_many_waiting_constraints_are_refused(
     ]
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert [isinstance(each, Overloaded) for each in found] == [False, False, True, True]
+
+
+async def test_a_constraint_that_no_request_waits_for_is_not_compiled(
+    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that had ended once held up all others behind their constraints."""
+    exchange, asked = grammar_validator._exchange, []
+
+    async def counted(process: asyncio.subprocess.Process, message: bytes) -> JsonObject:
+        asked.append(message)
+        return await exchange(process, message)
+
+    monkeypatch.setattr(grammar_validator, "_exchange", counted)
+    kept = asyncio.create_task(validator.grammar(Constraint("regex", "a", "f")))
+    left = [
+        asyncio.create_task(validator.grammar(Constraint("regex", sign, "f"))) for sign in "bcd"
+    ]
+    await asyncio.sleep(0)
+    for each in left:
+        each.cancel()
+    assert (await kept).text
+    assert (await validator.grammar(Constraint("regex", "e", "f"))).text
+    assert [b"regex" in each for each in asked] == [False, True, True]  # the vocabulary, a, e

@@ -188,8 +188,8 @@ def test_any_cut_gives_the_same(
 ) -> None:
     text = "".join(parts)
     whole = parsed(form, [text], parallel)
-    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
     assert parsed(form, pieces, parallel) == whole
     assert parsed(form, list(text), parallel) == whole
     assert len(whole[1]) <= 1 or parallel

@@ -80,8 +80,8 @@ def test_requests_without_an_answer_are_not_slow() -> None:
 
 def test_a_request_of_several_prompts_shows_its_last_one() -> None:
     store = TraceStore()
-    for place, seconds in enumerate((0.2, None, 0.9, 0.5)):
-        store.add(record(f"mine-{place}", seconds), b"a")
+    for index, seconds in enumerate((0.2, None, 0.9, 0.5)):
+        store.add(record(f"mine-{index}", seconds), b"a")
     store.add(record("other-0"), b"a")
     found = store.get("mine", b"a")
     assert found is not None and names([found]) == ["mine-2"]

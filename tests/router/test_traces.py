@@ -98,8 +98,8 @@ async def test_each_prompt_of_a_request_has_its_own_trace(router: StartRouter) -
         reply = await running.complete(prompt=["the", "a"], max_tokens=2)
         assert reply.status_code == 200
         name = reply.headers["x-request-id"]
-        for place in (0, 1):
-            found = (await running.http.get(f"/trace/{name}-{place}")).json()
+        for index in (0, 1):
+            found = (await running.http.get(f"/trace/{name}-{index}")).json()
             assert sum(row[1] for row in found["path"]) == pytest.approx(
                 1e6 * found["ttft_s"], abs=20
             )

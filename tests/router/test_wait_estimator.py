@@ -17,14 +17,15 @@ def load(served: int, waiting: int = 20, running: int = 8) -> worker_pb2.Load:
     )
 
 
-def test_the_place_in_the_line_times_the_pace() -> None:
+def test_the_position_in_the_queue_times_the_pace() -> None:
     estimator = WaitEstimator()
     for report in range(4):
         estimator.report(load(100 + 10 * report), 50 + 0.5 * report)  # one ends every 50 ms
-    place = 29 + 4  # of eight at once half: they may end together
-    assert estimator.expected_s(0, 51.5) == pytest.approx(place * 0.05)
-    assert estimator.expected_s(10, 51.5) == pytest.approx((place + 10) * 0.05)
-    assert estimator.expected_s(10, 51.9) == pytest.approx((place + 10) * 0.05 - 0.4)  # ended since
+    position = 29 + 4  # of eight at once half: they may end together
+    assert estimator.expected_s(0, 51.5) == pytest.approx(position * 0.05)
+    assert estimator.expected_s(10, 51.5) == pytest.approx((position + 10) * 0.05)
+    # some have ended since
+    assert estimator.expected_s(10, 51.9) == pytest.approx((position + 10) * 0.05 - 0.4)
     assert estimator.expected_s(0, 56) == 0
 
 
@@ -63,8 +64,8 @@ def test_ends_in_groups_count_once(at_once: int) -> None:
         now_s = 100 + half / 2
         estimator.report(load(at_once * (half // 4), running=at_once), now_s)
         if half >= 16:
-            place = 20 + 1 + 1.5 * at_once
-            assert estimator.expected_s(0, now_s) == pytest.approx(place * 2 / at_once)
+            position = 20 + 1 + 1.5 * at_once
+            assert estimator.expected_s(0, now_s) == pytest.approx(position * 2 / at_once)
 
 
 def test_of_many_at_once_the_first_few_ends_tell_nothing() -> None:

@@ -95,9 +95,7 @@ def test_a_certificate_that_has_ended_or_not_begun(good: SecurityConfig) -> None
     refused(
         good, r"security\.certificate: .* ended at 2026-05-05 12:00:00 UTC: put a new", NOON + LIFE
     )
-    refused(
-        good, r"begins at 2026-05-04 11:55:00 UTC, and it is .*clock", NOON - timedelta(hours=1)
-    )
+    refused(good, r"begins at 2026-05-04 11:55:00 UTC: .*clock", NOON - timedelta(hours=1))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o602])

@@ -201,3 +201,21 @@ def test_a_program_without_a_loop_waits_only_so_long(hanging: HangingRegistry) -
 
 def _fail(error: Exception) -> None:
     raise error
+
+
+async def test_a_thread_that_cannot_start_fails_its_call_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once left the registry without a thread for as long as the process lived."""
+    registry = ThreadedRegistry(DirectoryRegistry(tmp_path))
+    with monkeypatch.context() as patch:
+
+        def none(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", none)
+        with pytest.raises(OSError, match="can't start new thread"):
+            await registry.workers()
+    async with asyncio.timeout(20):
+        await registry.announce(ONE)
+        assert await registry.workers() == [ONE]

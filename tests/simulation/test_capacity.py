@@ -52,8 +52,8 @@ def drawn_trace(seed: int, count: int = 120, rate: float = 6.0) -> list[TraceReq
         prompt = rng.choice((1, 40, 511, 512, 513, 1024, rng.randint(1, 9000)))
         full, shared = -(-prompt // 512), rng.randint(0, 6)
         names = tuple(
-            rng.randint(0, 1) if place == 0 and shared else 1000 * min(shared, 3) + place
-            for place in range(full)
+            rng.randint(0, 1) if index == 0 and shared else 1000 * min(shared, 3) + index
+            for index in range(full)
         )
         blocks = names if rng.random() < 0.7 else ()
         output = rng.choice((1, 2, rng.randint(1, 700)))
@@ -229,8 +229,8 @@ def test_weighted_quantiles_equal_those_of_repeated_values() -> None:
     values, counts = rng.random(50), rng.integers(1, 9, 50)
     repeated = np.sort(np.repeat(values, counts))
     for share in (0.01, 0.5, 0.9, 0.99, 1.0):
-        place = int(np.ceil(share * len(repeated))) - 1
-        assert weighted_quantiles(values, counts, [share]) == [repeated[place]]
+        index = int(np.ceil(share * len(repeated))) - 1
+        assert weighted_quantiles(values, counts, [share]) == [repeated[index]]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ TIMING = TimingModel(
 SLOW = TimingModel("slow", 256.0, ChunkTiming(0.04, 5e-4), StepTiming(0.05, 2e-3))
 LATE_STEPS = 1  # that a sequence may join later
 SEEDS = 500
-UNLIKE_RUNS = 5  # of SEEDS: see `test_500_seeds_agree_on_counts_and_order`
 WORKERS = {
     "disaggregated": Layout(prefill=1, decode=1, pool_tokens=64 * BLOCK_TOKENS, chunk_tokens=1024),
     "colocated": Layout(colocated=1, pool_tokens=64 * BLOCK_TOKENS, local_chunk_tokens=1024),
@@ -83,7 +82,7 @@ async def ends_of_workers(trace: list[TraceRequest], layout: Layout) -> list[tup
     tasks = []
     for number, asked in enumerate(trace):
         await asyncio.sleep(max(0.0, asked.arrived_s - (loop.time() - started_s)))
-        prompt = [1000 * number + place % 997 for place in range(asked.prompt_tokens)]
+        prompt = [1000 * number + index % 997 for index in range(asked.prompt_tokens)]
         request = client.submit(prompt, max_tokens=asked.output_tokens, local=not layout.prefill)
         tasks.append(asyncio.create_task(ended(request)))
     found = [await task for task in tasks]
@@ -137,10 +136,11 @@ def test_real_workers_end_the_same_in_the_same_order(layout: Layout, seed: int) 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("layout", WORKERS.values(), ids=WORKERS)
-def test_500_seeds_agree_on_counts_and_order(layout: Layout) -> None:
+@pytest.mark.parametrize(("name", "unlike_runs"), [("disaggregated", 3), ("colocated", 0)])
+def test_500_seeds_agree_on_counts_and_order(name: str, unlike_runs: int) -> None:
     """In a few runs two handoffs end at one instant, of which the simulator takes one after the
     other: the second sequence joins a step later, or a prompt misses a chunk."""
+    layout = WORKERS[name]
     runs = {seed: compared(layout, seed) for seed in range(SEEDS)}
     assert [seed for seed, found in runs.items() if not found.same_tokens] == []
     unlike = {
@@ -148,7 +148,7 @@ def test_500_seeds_agree_on_counts_and_order(layout: Layout) -> None:
         for seed, found in runs.items()
         if found.difference_s > found.late_s or found.reversed_pairs
     }
-    assert len(unlike) <= UNLIKE_RUNS, unlike
+    assert len(unlike) <= unlike_runs, unlike
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def conversations(seed: int) -> list[TraceRequest]:
     for number in range(30):
         arrived_s = rng.uniform(0, 60)
         for turn in range(1, 5):
-            blocks = tuple(100 * number + place for place in range(turn))
+            blocks = tuple(100 * number + index for index in range(turn))
             prompt = turn * BLOCK_TOKENS + rng.randint(20, 200)
             found.append(TraceRequest(arrived_s, prompt, rng.randint(5, 40), blocks))
             arrived_s += rng.uniform(4, 12)

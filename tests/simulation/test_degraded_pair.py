@@ -55,7 +55,7 @@ class Scene:
         before = len(self.world.reads)
         router = self.world.routers["r0"]
         for _ in range(requests):
-            prompt = tuple((7 * self.asked + place) % 100 for place in range(24))
+            prompt = tuple((7 * self.asked + index) % 100 for index in range(24))
             ask = Ask(router="r0", prompt=prompt, max_tokens=4, deadline_s=20.0)
             history = History(ask, self.asked, asked_s=self.loop.world_s)
             self.asked += 1

@@ -22,7 +22,7 @@ from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 
-class Place:
+class Scene:
     """A router, two prefill workers and a decode worker, linked, and what strikes them."""
 
     def __init__(self, *, own_fabric: bool = False, one_sided: bool = True) -> None:
@@ -44,176 +44,176 @@ class Place:
 
     def attempt(self, blocks: int = 2) -> Attempt:
         workers = self.world.workers
-        places = tuple(range(blocks))
-        return Attempt(1, workers["d0"].boot_id, workers["p0"].boot_id, places, places, True)
+        indices = tuple(range(blocks))
+        return Attempt(1, workers["d0"].boot_id, workers["p0"].boot_id, indices, indices, True)
 
     def fate(self) -> object:
         return self.world.exchange.decide(self.attempt())
 
 
-def on_loop(test: Callable[[Place], Awaitable[None]], **how: bool) -> None:
+def on_loop(test: Callable[[Scene], Awaitable[None]], **how: bool) -> None:
     async def main() -> None:
-        place = Place(**how)
+        scene = Scene(**how)
         await asyncio.sleep(1)
-        await test(place)
+        await test(scene)
 
     virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("what", ["", "silently"])
 def test_a_killed_worker_returns_with_its_name_and_another_boot(what: str) -> None:
-    async def test(place: Place) -> None:
-        before = place.world.workers["d0"]
-        assert place.linked() == {"prefill": 2, "decode": 1}
-        place.striker.strike(Fault("kill", ("d0",), 3.0, what))
-        assert not before.machine.alive and place.striker.lasting
+    async def test(scene: Scene) -> None:
+        before = scene.world.workers["d0"]
+        assert scene.linked() == {"prefill": 2, "decode": 1}
+        scene.striker.strike(Fault("kill", ("d0",), 3.0, what))
+        assert not before.machine.alive and scene.striker.lasting
         await asyncio.sleep(2)
-        assert place.linked() == {"prefill": 2, "decode": 0}
+        assert scene.linked() == {"prefill": 2, "decode": 0}
         await asyncio.sleep(4)
-        after = place.world.workers["d0"]
+        after = scene.world.workers["d0"]
         assert after.boot_id != before.boot_id and after.machine.alive
-        assert place.linked() == {"prefill": 2, "decode": 1} and not place.striker.lasting
-        assert place.world.of_boot(before.boot_id) is before
+        assert scene.linked() == {"prefill": 2, "decode": 1} and not scene.striker.lasting
+        assert scene.world.of_boot(before.boot_id) is before
 
     on_loop(test)
 
 
 def test_a_paused_worker_falls_silent_and_comes_back_as_itself() -> None:
-    async def test(place: Place) -> None:
-        boot_id = place.world.workers["d0"].boot_id
-        place.striker.strike(Fault("pause", ("d0",), 4.0))
+    async def test(scene: Scene) -> None:
+        boot_id = scene.world.workers["d0"].boot_id
+        scene.striker.strike(Fault("pause", ("d0",), 4.0))
         await asyncio.sleep(3)
-        assert place.linked()["decode"] == 0
+        assert scene.linked()["decode"] == 0
         await asyncio.sleep(5)
-        assert place.linked()["decode"] == 1
-        assert place.world.workers["d0"].boot_id == boot_id
+        assert scene.linked()["decode"] == 1
+        assert scene.world.workers["d0"].boot_id == boot_id
 
     on_loop(test)
 
 
 def test_a_drained_worker_is_replaced_once_it_owes_nothing() -> None:
-    async def test(place: Place) -> None:
-        before = place.world.workers["p0"]
-        place.striker.strike(Fault("drain", ("p0",), 1.0))
+    async def test(scene: Scene) -> None:
+        before = scene.world.workers["p0"]
+        scene.striker.strike(Fault("drain", ("p0",), 1.0))
         await asyncio.sleep(5)
-        after = place.world.workers["p0"]
+        after = scene.world.workers["p0"]
         assert before.task.done() and after.boot_id != before.boot_id
-        assert place.linked() == {"prefill": 2, "decode": 1}
+        assert scene.linked() == {"prefill": 2, "decode": 1}
 
     on_loop(test)
 
 
 def test_a_worker_takes_on_the_other_role_and_then_its_own_again() -> None:
-    async def test(place: Place) -> None:
-        before = place.world.workers["p0"]
-        place.striker.strike(Fault("role", ("p0",), 6.0))
+    async def test(scene: Scene) -> None:
+        before = scene.world.workers["p0"]
+        scene.striker.strike(Fault("role", ("p0",), 6.0))
         await asyncio.sleep(4)
-        other = place.world.workers["p0"]
+        other = scene.world.workers["p0"]
         assert other.role == "decode" and other.boot_id != before.boot_id
-        assert place.linked() == {"prefill": 1, "decode": 2} and place.striker.lasting
+        assert scene.linked() == {"prefill": 1, "decode": 2} and scene.striker.lasting
         await asyncio.sleep(6)
-        assert place.world.workers["p0"].role == "prefill" and not place.striker.lasting
-        assert place.linked() == {"prefill": 2, "decode": 1}
+        assert scene.world.workers["p0"].role == "prefill" and not scene.striker.lasting
+        assert scene.linked() == {"prefill": 2, "decode": 1}
 
     on_loop(test)
 
 
 def test_a_worker_ordered_to_change_role_twice_ends_in_its_first() -> None:
-    async def test(place: Place, apart_s: float) -> None:
-        place.striker.strike(Fault("role", ("p0",), 6.0))
+    async def test(scene: Scene, apart_s: float) -> None:
+        scene.striker.strike(Fault("role", ("p0",), 6.0))
         await asyncio.sleep(apart_s)
-        place.striker.strike(Fault("role", ("p0",), 2.0))
+        scene.striker.strike(Fault("role", ("p0",), 2.0))
         await asyncio.sleep(12)
-        assert place.world.workers["p0"].role == "prefill" and not place.striker.lasting
-        assert place.linked() == {"prefill": 2, "decode": 1}
+        assert scene.world.workers["p0"].role == "prefill" and not scene.striker.lasting
+        assert scene.linked() == {"prefill": 2, "decode": 1}
 
     on_loop(partial(test, apart_s=0.1))
     on_loop(partial(test, apart_s=4.0))  # it has the other one by then
 
 
 def test_what_a_slow_machine_has_sent_is_late_after_it_too() -> None:
-    async def test(place: Place) -> None:
-        began_s, share = place.world.loop.world_s, 2.0 / place.world.delay_s
-        place.striker.strike(Fault("slow", ("p0",), 1.0, share=share))
-        place.striker.strike(Fault("slow", ("p1",), 1.5))
+    async def test(scene: Scene) -> None:
+        began_s, share = scene.world.loop.world_s, 2.0 / scene.world.delay_s
+        scene.striker.strike(Fault("slow", ("p0",), 1.0, share=share))
+        scene.striker.strike(Fault("slow", ("p1",), 1.5))
         await asyncio.sleep(2)
-        assert place.striker.over_s == pytest.approx(began_s + 3.0, abs=0.01)
+        assert scene.striker.over_s == pytest.approx(began_s + 3.0, abs=0.01)
 
     on_loop(test)
 
 
 def test_a_worker_that_dies_in_another_role_returns_in_its_next() -> None:
-    async def test(place: Place) -> None:
-        place.striker.strike(Fault("role", ("p0",), 5.0))
+    async def test(scene: Scene) -> None:
+        scene.striker.strike(Fault("role", ("p0",), 5.0))
         await asyncio.sleep(3)
-        place.striker.strike(Fault("kill", ("p0",), 4.0))
+        scene.striker.strike(Fault("kill", ("p0",), 4.0))
         await asyncio.sleep(8)
-        assert place.world.workers["p0"].role == "prefill"
-        assert place.linked() == {"prefill": 2, "decode": 1}
+        assert scene.world.workers["p0"].role == "prefill"
+        assert scene.linked() == {"prefill": 2, "decode": 1}
 
     on_loop(test)
 
 
 def test_a_cut_stops_all_reads_without_a_fabric_of_their_own() -> None:
-    async def stuck(place: Place) -> None:
-        place.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "one way"))
-        assert place.fate().stuck
+    async def stuck(scene: Scene) -> None:
+        scene.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "one way"))
+        assert scene.fate().stuck
         await asyncio.sleep(1.5)
-        assert not place.fate().stuck
+        assert not scene.fate().stuck
 
-    async def through(place: Place) -> None:
-        place.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "both"))
-        assert not place.fate().stuck
+    async def through(scene: Scene) -> None:
+        scene.striker.strike(Fault("cut", ("d0", "p0"), 1.0, "both"))
+        assert not scene.fate().stuck
 
     on_loop(stuck)
     on_loop(through, own_fabric=True)
 
 
 def test_a_paused_granter_is_read_where_reads_are_one_sided() -> None:
-    async def test(place: Place, *, one_sided: bool) -> None:
-        place.striker.strike(Fault("pause", ("p0",), 1.0))
-        assert place.fate().stuck is not one_sided
+    async def test(scene: Scene, *, one_sided: bool) -> None:
+        scene.striker.strike(Fault("pause", ("p0",), 1.0))
+        assert scene.fate().stuck is not one_sided
 
     for one_sided in (True, False):
-        on_loop(lambda place, o=one_sided: test(place, one_sided=o), one_sided=one_sided)
+        on_loop(lambda scene, o=one_sided: test(scene, one_sided=o), one_sided=one_sided)
 
 
 @pytest.mark.parametrize("what", ["failed", "stuck", "corrupt", "short", "wrong", "stale"])
 def test_reads_of_a_spoilt_worker_share_its_fate_until_it_ends(what: str) -> None:
-    async def test(place: Place) -> None:
-        usual = place.fate()
-        place.striker.strike(Fault("reads", ("p0",), 1.0, what, share=1.0))
-        spoilt = getattr(place.fate(), what)
+    async def test(scene: Scene) -> None:
+        usual = scene.fate()
+        scene.striker.strike(Fault("reads", ("p0",), 1.0, what, share=1.0))
+        spoilt = getattr(scene.fate(), what)
         assert spoilt is not None and spoilt is not False
         if what == "stale":
-            assert spoilt == place.world.workers["p1"].boot_id
+            assert spoilt == scene.world.workers["p1"].boot_id
         await asyncio.sleep(1.5)
         for name in ("failed", "stuck", "corrupt", "short", "wrong", "stale"):
-            assert getattr(place.fate(), name) == getattr(usual, name)
+            assert getattr(scene.fate(), name) == getattr(usual, name)
 
     on_loop(test)
 
 
 def test_a_flipped_bit_may_be_any_of_a_block() -> None:
-    async def test(place: Place) -> None:
-        place.striker.strike(Fault("reads", ("p0",), 1.0, "corrupt"))
-        bits = [place.fate().bit for _ in range(500)]
-        size = 8 * place.world.kind.block_bytes(BLOCK)
+    async def test(scene: Scene) -> None:
+        scene.striker.strike(Fault("reads", ("p0",), 1.0, "corrupt"))
+        bits = [scene.fate().bit for _ in range(500)]
+        size = 8 * scene.world.kind.block_bytes(BLOCK)
         assert min(bits) < size // 50 and size - size // 50 < max(bits) < size
 
     on_loop(test)
 
 
 def test_healing_ends_all_at_once() -> None:
-    async def test(place: Place) -> None:
-        place.striker.strike(Fault("pause", ("p0",), 100.0))
-        place.striker.strike(Fault("cut", ("r0", "d0"), 100.0, "both"))
-        place.striker.strike(Fault("kill", ("p1",), 100.0))
+    async def test(scene: Scene) -> None:
+        scene.striker.strike(Fault("pause", ("p0",), 100.0))
+        scene.striker.strike(Fault("cut", ("r0", "d0"), 100.0, "both"))
+        scene.striker.strike(Fault("kill", ("p1",), 100.0))
         await asyncio.sleep(5)
-        assert place.linked() == {"prefill": 0, "decode": 0}
-        place.striker.heal()
+        assert scene.linked() == {"prefill": 0, "decode": 0}
+        scene.striker.heal()
         await asyncio.sleep(8)
-        assert place.linked() == {"prefill": 2, "decode": 1} and not place.striker.lasting
+        assert scene.linked() == {"prefill": 2, "decode": 1} and not scene.striker.lasting
 
     on_loop(test)
 

@@ -46,7 +46,7 @@ def test_in_some_seeds_a_prefill_worker_hangs_as_another_fails() -> None:
 
 def test_requests_leave_a_hung_worker_within_three_seconds() -> None:
     """By the world's clock; a worker's own one differs by the drift at most."""
-    places: Counter[int] = Counter()
+    chosen: Counter[int] = Counter()
     waits_s: list[float] = []  # an exception in here would be one candidate's failure
 
     def timed(before: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -62,7 +62,7 @@ def test_requests_leave_a_hung_worker_within_three_seconds() -> None:
                 waited_s = loop.world_s - max(asked_s, hang.at_s)
                 if candidate.worker_id in hang.does.targets and waited_s > 1:
                     waits_s.append(waited_s)
-                    places[list(group.request.candidates).index(candidate)] += 1
+                    chosen[list(group.request.candidates).index(candidate)] += 1
 
         return attempt
 
@@ -75,7 +75,7 @@ def test_requests_leave_a_hung_worker_within_three_seconds() -> None:
         assert outcome.ends == {"finished": outcome.requests}
         late = [waited_s for waited_s in waits_s if waited_s >= BOUND_S * (1 + DRIFT)]
         assert late == [], seed
-    assert places[0] > 3 and places[1] > 3
+    assert chosen[0] > 3 and chosen[1] > 3
 
 
 def _in_vain(before: Callable[..., None]) -> Callable[..., None]:

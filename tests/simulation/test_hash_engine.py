@@ -56,12 +56,12 @@ async def test_decoding_continues_as_expected() -> None:
     assert output == expected(tokens, 5)
 
 
-@pytest.mark.parametrize("place", [0, 3, 5, 9])
-async def test_any_changed_byte_changes_the_next_token(place: int) -> None:
+@pytest.mark.parametrize("position", [0, 3, 5, 9])
+async def test_any_changed_byte_changes_the_next_token(position: int) -> None:
     tokens = list(range(10))
     engine, pool = make()
     await run(engine, Slice(tokens, 0, [0, 1, 2]))
-    block, token = divmod(place, SIZE)
+    block, token = divmod(position, SIZE)
     pool.reshape(-1, SLABS, SIZE, 8)[block, 1, token, 5] ^= 1
     changed = await run(engine, prompt_slice([77], [0, 1, 2], start=10))
     assert changed[0] != expected([*tokens, 77], 1)

@@ -24,7 +24,7 @@ from baton.simulation.virtual.virtual_loop import VirtualLoop
 MINE, OTHER = b"mine", b"other"
 
 
-class Place:
+class Scene:
     """A reader, a granter, and a READ of a handoff of the one from the other."""
 
     def __init__(self) -> None:
@@ -60,50 +60,50 @@ class Place:
         return (*self.mark, 0) in self.leases.tainted
 
 
-def on_loop(test: Callable[[Place], Awaitable[None]]) -> None:
+def on_loop(test: Callable[[Scene], Awaitable[None]]) -> None:
     async def main() -> None:
-        await test(Place())
+        await test(Scene())
 
     virtual_loop.run(main())
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_another_handoffs_pin_is_none_of_this_one(early: bool) -> None:
-    async def test(place: Place) -> None:
-        assert place.land(early=early)  # no worker has granted it
-        place.grant(OTHER, 3)
-        place.grant(MINE, 4)
-        assert place.land(early=early)
-        place.grant(MINE, 3)
-        assert place.land(early=early) is early  # what is early is read once more
-        place.leases.tainted.clear()
-        assert not place.land(early=early) and place.breaches == []
+    async def test(scene: Scene) -> None:
+        assert scene.land(early=early)  # no worker has granted it
+        scene.grant(OTHER, 3)
+        scene.grant(MINE, 4)
+        assert scene.land(early=early)
+        scene.grant(MINE, 3)
+        assert scene.land(early=early) is early  # what is early is read once more
+        scene.leases.tainted.clear()
+        assert not scene.land(early=early) and scene.breaches == []
 
     on_loop(test)
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_nothing_lands_in_blocks_that_are_kept_for_none(early: bool) -> None:
-    async def test(place: Place) -> None:
-        place.grant(MINE, 3)
-        place.reader.pool.release([place.local], Hold.LEASED)
-        place.land(early=early)
-        assert place.breaches == [
-            f"d0: a READ lands in block {place.local}, which is kept for none"
+    async def test(scene: Scene) -> None:
+        scene.grant(MINE, 3)
+        scene.reader.pool.release([scene.local], Hold.LEASED)
+        scene.land(early=early)
+        assert scene.breaches == [
+            f"d0: a READ lands in block {scene.local}, which is kept for none"
         ]
 
     on_loop(test)
 
 
 def test_nothing_is_read_from_a_process_with_a_dead_boot_id() -> None:
-    async def test(place: Place) -> None:
-        place.grant(MINE, 3)
-        place.granter.machine.kill()
-        assert place.land(stale=b"another")  # a fault makes it so
-        assert place.breaches == []
-        place.leases.stale_reads.clear()
-        assert place.land()
-        assert "under the boot id of the one that is dead" in place.breaches[0]
+    async def test(scene: Scene) -> None:
+        scene.grant(MINE, 3)
+        scene.granter.machine.kill()
+        assert scene.land(stale=b"another")  # a fault makes it so
+        assert scene.breaches == []
+        scene.leases.stale_reads.clear()
+        assert scene.land()
+        assert "under the boot id of the one that is dead" in scene.breaches[0]
 
     on_loop(test)
 
@@ -112,20 +112,20 @@ def test_nothing_is_read_from_a_process_with_a_dead_boot_id() -> None:
 def test_a_reader_trusts_no_longer_than_its_granter_pins(later_s: float, longer: bool) -> None:
     """The one's 0.9 s by its clock, from when it asked; the other's second by its own."""
 
-    async def test(place: Place) -> None:
-        place.grant(MINE, 3)  # for a second, from the world's beginning
-        reader = place.reader.machine
+    async def test(scene: Scene) -> None:
+        scene.grant(MINE, 3)  # for a second, from the world's beginning
+        reader = scene.reader.machine
         lease = ReaderLease(1.0)
         lease.renewal(reader.offset_s + later_s * reader.rate)
         lease.acknowledged(0)
         session = Mock(_lease=lease)
-        place.leases.opens(session, handoff_pb2.OpenHandoff(handoff_id=MINE))
+        scene.leases.opens(session, handoff_pb2.OpenHandoff(handoff_id=MINE))
 
         async def check() -> None:
-            place.leases.check_trust(session)
+            scene.leases.check_trust(session)
 
         await reader.spawn(check(), "check")
-        assert bool(place.breaches) is longer
-        assert not longer or "longer than p0 keeps it" in place.breaches[0]
+        assert bool(scene.breaches) is longer
+        assert not longer or "longer than p0 keeps it" in scene.breaches[0]
 
     on_loop(test)

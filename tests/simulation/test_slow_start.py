@@ -12,7 +12,6 @@ import pytest
 from baton.router.dispatch.attempt import Attempt
 from baton.router.fleet.slow_start import growing_share
 from baton.router.fleet.worker_link import WorkerLink
-from baton.runtime.errors import BatonError
 from baton.simulation import lab
 from baton.simulation.fleet.draw_scenario import JOINING_EVERY, JOINING_SEED, draw
 from baton.simulation.fleet.history import FINISHED, Ask, History, serve
@@ -61,13 +60,12 @@ class Load:
         submitter = submitter_of(process.dispatcher)
         try_place = submitter.try_place
 
-        def placed(attempt: Attempt) -> WorkerLink | BatonError:
-            outcome = try_place(attempt)
-            if not isinstance(outcome, BatonError):
-                boot = self.world.boots.get(attempt.prefill)
-                name = boot.machine.name if boot else ""
-                self.placed.append((outcome.worker_id, name))
-            return outcome
+        def placed(attempt: Attempt) -> WorkerLink:
+            link = try_place(attempt)
+            boot = self.world.boots.get(attempt.prefill)
+            name = boot.machine.name if boot else ""
+            self.placed.append((link.worker_id, name))
+            return link
 
         submitter.try_place = placed  # type: ignore[method-assign]  # wraps this instance alone
 

@@ -69,7 +69,7 @@ class Load:
 
     async def ask(self) -> None:
         router, number = self.world.routers["r0"], len(self.histories)
-        prompt = tuple((number + place) % 100 for place in range(6))
+        prompt = tuple((number + index) % 100 for index in range(6))
         ask = Ask(router="r0", prompt=prompt, max_tokens=6, deadline_s=20.0)
         history = History(ask, number, asked_s=self.loop.world_s)
         self.histories.append(history)

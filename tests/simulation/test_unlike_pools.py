@@ -29,7 +29,7 @@ def unlike(seed: int, *faults: Event) -> Scenario:
     made = draw(seed)
     asks = []
     for number in range(6):
-        prompt = tuple((seed + 7 * number + place) % 100 for place in range(8 + 6 * (number % 4)))
+        prompt = tuple((seed + 7 * number + index) % 100 for index in range(8 + 6 * (number % 4)))
         ask = Ask(
             router="r0",
             prompt=prompt,

@@ -21,7 +21,7 @@ from baton.simulation.virtual import virtual_loop
 from baton.simulation.virtual.virtual_loop import VirtualLoop
 
 
-class Place:
+class Scene:
     """A prefill worker whose handoffs of blocks 0 and 1 end as the test wants."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +73,11 @@ class Place:
             await module.grant(reader, admit, granting, end)
 
 
-def on_loop(monkeypatch: pytest.MonkeyPatch, test: Callable[[Place], Awaitable[None]]) -> list[str]:
+def on_loop(monkeypatch: pytest.MonkeyPatch, test: Callable[[Scene], Awaitable[None]]) -> list[str]:
     async def main() -> list[str]:
-        place = Place(monkeypatch)
-        await test(place)
-        return place.watch.breaches
+        scene = Scene(monkeypatch)
+        await test(scene)
+        return scene.watch.breaches
 
     return virtual_loop.run(main())
 
@@ -85,18 +85,18 @@ def on_loop(monkeypatch: pytest.MonkeyPatch, test: Callable[[Place], Awaitable[N
 def test_a_read_left_behind_by_its_closed_handoff_is_a_breach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(place: Place) -> None:
-        place.read("d0", 1)
-        await place.handoff("d0", "closed")
+    async def test(scene: Scene) -> None:
+        scene.read("d0", 1)
+        await scene.handoff("d0", "closed")
 
     assert on_loop(monkeypatch, test) == ["p0: a handoff is closed and d0 reads its blocks still"]
 
 
 def test_reads_of_others_and_of_other_blocks_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(place: Place) -> None:
-        place.read("d1", 0, 1)
-        place.read("d0", 2, 3)
-        await place.handoff("d0", "closed")
+    async def test(scene: Scene) -> None:
+        scene.read("d1", 0, 1)
+        scene.read("d0", 2, 3)
+        await scene.handoff("d0", "closed")
 
     assert on_loop(monkeypatch, test) == []
 
@@ -104,18 +104,18 @@ def test_reads_of_others_and_of_other_blocks_are_none(monkeypatch: pytest.Monkey
 def test_a_late_read_of_an_expired_handoff_accuses_no_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test(place: Place) -> None:
-        place.read("d0", 0)
-        await place.handoff("d0", "expired")
-        await place.handoff("d0", "closed")
+    async def test(scene: Scene) -> None:
+        scene.read("d0", 0)
+        await scene.handoff("d0", "expired")
+        await scene.handoff("d0", "closed")
 
     assert on_loop(monkeypatch, test) == []
 
 
 def test_a_read_from_a_pool_that_is_gone_lands_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(place: Place) -> None:
-        place.read("d0", 0, source="p1")
-        place.world.kill("p1", silent=False)
-        await place.handoff("d0", "closed")
+    async def test(scene: Scene) -> None:
+        scene.read("d0", 0, source="p1")
+        scene.world.kill("p1", silent=False)
+        await scene.handoff("d0", "closed")
 
     assert on_loop(monkeypatch, test) == []

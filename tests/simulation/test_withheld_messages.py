@@ -54,7 +54,7 @@ def fleet(loop: VirtualLoop) -> tuple[World, Watch]:
 async def serve_all(world: World) -> list[History]:
     router, histories = world.routers["r0"], []
     for number in range(REQUESTS):
-        prompt = tuple((number + place) % 100 for place in range(22))
+        prompt = tuple((number + index) % 100 for index in range(22))
         ask = Ask(router="r0", prompt=prompt, max_tokens=6, deadline_s=DEADLINE_S)
         history = History(ask, number, asked_s=world.loop.world_s)
         histories.append(history)

@@ -155,7 +155,7 @@ class Site:
         return active_request.migrations
 
     async def other(self) -> None:
-        prompt = tuple((self._count * 7 + place) % VOCAB for place in range(20))
+        prompt = tuple((self._count * 7 + index) % VOCAB for index in range(20))
         began_s = self.loop.world_s
         try:
             self.seen.migrations += await self.ask(ValidatedRequest(prompt, sampling(), TOKENS))
@@ -167,7 +167,7 @@ class Site:
     async def costly(self, kind: Costly, until_s: float) -> None:
         while self.loop.world_s < until_s:
             prompt = tuple(
-                (self._count * 11 + place) % VOCAB for place in range(kind.prompt_tokens)
+                (self._count * 11 + index) % VOCAB for index in range(kind.prompt_tokens)
             )
             request = ValidatedRequest(
                 prompt,

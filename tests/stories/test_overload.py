@@ -120,7 +120,7 @@ class Site:
 
     async def _ask(self, answer: HttpResponder, deadline_s: float) -> None:
         number = next(self._numbers)
-        prompt = [5 + (7 * number + 13 * place) % 900 for place in range(PROMPT)]
+        prompt = [5 + (7 * number + 13 * index) % 900 for index in range(PROMPT)]
         content = {"model": "hash", "prompt": prompt, "seed": number, "ignore_eos": True}
         body, left = orjson.dumps(content | self._asked), asyncio.Event()
 

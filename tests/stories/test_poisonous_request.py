@@ -116,7 +116,7 @@ class Site:
 
 
 def prompt(number: int) -> tuple[int, ...]:
-    return tuple((7 * number + 13 * place) % 900 for place in range(10))
+    return tuple((7 * number + 13 * index) % 900 for index in range(10))
 
 
 def sampling(number: int) -> worker_pb2.Sampling:

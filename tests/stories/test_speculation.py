@@ -24,7 +24,7 @@ from tests.support.virtual_time import on_virtual_time
 MakeCluster = Callable[..., Cluster]
 
 STEP_S = 0.004
-PROMPT = [7 * place % 90 for place in range(21)]
+PROMPT = [7 * index % 90 for index in range(21)]
 RULES: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 5},
@@ -141,11 +141,11 @@ async def test_a_stop_token_within_accepted_proposals_ends_the_choice(
     oracle = OracleProposer()
     oracle.texts = texts(plain)
     cluster = make_cluster(step_s=STEP_S, proposer=oracle)
-    for place in range(1, 20):
-        stop = plain.tokens()[place]
+    for index in range(1, 20):
+        stop = plain.tokens()[index]
         asked = [{"local": True, "stop": (stop,)}]
         (request,) = await answered(cluster, asked, [PROMPT])
-        assert request.tokens() == plain.tokens()[: place + 1]
+        assert request.tokens() == plain.tokens()[: index + 1]
         assert request.end().end == worker_pb2.STOP
 
 

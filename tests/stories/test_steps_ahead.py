@@ -105,13 +105,13 @@ async def test_a_stop_token_drops_the_running_step_and_frees_its_block(
     other = client.submit([7] * 5, local=True, max_tokens=40)
     await rehearsal.finished()
     pool, engine = cluster.decode["decode-0"].pool, engine_of(cluster)
-    for place in range(2, 8):  # also where the next token would need a block of its own
-        stop = rehearsal.tokens()[place]
+    for index in range(2, 8):  # also where the next token would need a block of its own
+        stop = rehearsal.tokens()[index]
         request = client.submit(PROMPT, local=True, max_tokens=16, stop=(stop,))
         await request.finished()
-        assert request.tokens() == rehearsal.tokens()[: place + 1]
+        assert request.tokens() == rehearsal.tokens()[: index + 1]
         assert request.end().end == worker_pb2.STOP
-        position = len(PROMPT) + place  # of the stop token, which a step computes in vain
+        position = len(PROMPT) + index  # of the stop token, which a step computes in vain
         slices = [piece for batch in engine.under_way for piece in batch.slices]
         written = next(piece.blocks[-1] for piece in slices if piece.start == position)
         assert pool.writable(written)  # still the request's own

@@ -83,8 +83,8 @@ class Pair:
             kept = prefill.pool.take(layer, torch.tensor(self.offered[:BLOCKS]))
             for position in range(len(PROMPT)):
                 index, slot = divmod(position, BLOCK)
-                row, place = kept[index, :, :, slot][None], torch.tensor([slot])
-                decode.pool.put(layer, table[index : index + 1], place, row)
+                row, own_slot = kept[index, :, :, slot][None], torch.tensor([slot])
+                decode.pool.put(layer, table[index : index + 1], own_slot, row)
         answer, runner = [first], runner_of(decode)
         while len(answer) < OUTPUT:
             at = len(PROMPT) + len(answer) - 1

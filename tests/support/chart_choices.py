@@ -65,7 +65,12 @@ CHOICES: dict[str, list[Any]] = {
         {"gpu": {"count": 0}, "tp": 2, "settings": {"step.prefill_tokens": 1024}},
     ],
     "decode": [{}, {"replicas": 5, "nodeSelector": {"gpu": "h200"}}],
-    "router": [{}, {"replicas": 1}, {"service": {"type": "LoadBalancer"}, "drainSeconds": 5}],
+    "router": [
+        {},
+        {"replicas": 1},
+        {"service": {"type": "LoadBalancer"}, "drainSeconds": 5},
+        {"tlsSecret": "web"},
+    ],
     "workers": [
         {},
         {"kvPorts": "30000-30010", "kvDevices": "eth1", "settings": {"pool.blocks": 9}},

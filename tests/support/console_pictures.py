@@ -67,17 +67,23 @@ async def served(folder: Path) -> AsyncIterator[tuple[str, str, Path]]:
 
 
 async def ask(api: str, client: int) -> None:
-    """Send chats that share beginnings, one after another, until cancelled."""
+    """Stream chats that share beginnings, one after another, until cancelled. Their prompts are
+    long enough that steps of many lengths show what a prompt's token costs."""
     draws = random.Random(client)
     async with httpx.AsyncClient(base_url=api.removesuffix("/v1"), timeout=120) as http:
         while True:
-            asked = [f"Tell a story about {topic}." for topic in draws.choices(TOPICS, k=12)]
+            asked = [
+                f"Tell a story about {topic}."
+                for topic in draws.choices(TOPICS, k=draws.randint(24, 120))
+            ]
             messages = [
                 {"role": "system", "content": "You tell short stories to children. " * 12},
                 {"role": "user", "content": " ".join(asked)},
             ]
-            body = {"model": "baton-tiny", "messages": messages, "max_tokens": 60}
-            await http.post("/v1/chat/completions", json=body)
+            body = {"model": "baton-tiny", "messages": messages, "max_tokens": 60, "stream": True}
+            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                async for _ in answer.aiter_lines():
+                    pass
             # A client reads before it asks again.
             await asyncio.sleep(draws.uniform(0.1, 0.8))
 

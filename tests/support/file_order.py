@@ -25,5 +25,5 @@ LONGEST = (
 
 def begin_with_longest(items: list[pytest.Item]) -> None:
     """Sort the collected tests so that those of `LONGEST` come first."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+    ranks = {name: index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))

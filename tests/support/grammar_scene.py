@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from baton.runtime.grammar.choice_masks import ChoiceMasks, InlineMasks
+from baton.runtime.grammar.grammar_text import choice_grammar
+from baton.runtime.grammar.matcher import compile_grammar
 from baton.runtime.grammar.vocabulary import Vocabulary, build_vocabulary
 
 PIECES = [b'{"', b'":', b'","', b'"}', b"ab", b"abc", b"true", b"null", b"12", b"\xc3\xa9", b"yes"]
@@ -17,6 +20,15 @@ class RustPanic(BaseException):
 
 def small_vocabulary() -> Vocabulary:
     return build_vocabulary(TOKENS, [END], [OPENING, CLOSING])
+
+
+def failed_masks(reason: str) -> ChoiceMasks:
+    """Return masks whose matcher broke a limit with this reason."""
+    masks = ChoiceMasks(
+        compile_grammar(choice_grammar(["yes"]), small_vocabulary()), [], InlineMasks()
+    )
+    masks.error = reason
+    return masks
 
 
 def admitted(bits: bytes | None) -> set[int]:

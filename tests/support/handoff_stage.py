@@ -195,9 +195,9 @@ class Recorded:
         await self._link.close()
 
 
-def name_of(place: int) -> bytes:
-    """The identity of the block at a place of the scripted prompt."""
-    return bytes([place + 1]) * 16
+def name_of(index: int) -> bytes:
+    """The identity of the block at an index of the scripted prompt."""
+    return bytes([index + 1]) * 16
 
 
 def computed(first: int, blocks: Sequence[int], partial: int = 0) -> Computed:
@@ -226,10 +226,10 @@ def chunked(pause: float = 0.05) -> ScriptedPrompt:
 
 
 async def play(stage: Stage, prompt: ScriptedPrompt, **opening: int) -> FetchReport:
-    """Fetch all six places; both ends finished."""
+    """Fetch all six blocks; both ends finished."""
     held = opening.get("held", 0)
     full = 5 if opening.get("partial") else 6
-    names = [name_of(place) for place in range(held, full)]
+    names = [name_of(index) for index in range(held, full)]
     try:
         return await stage.fetch(
             stage.granter_link(prompt), stage.opening(**opening), OWN[held:], names

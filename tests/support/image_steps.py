@@ -85,7 +85,7 @@ class DebianRoots:
 class ImageStage:
     """One stage while its steps run. `layers` lie on Debian's root `base`, its own first."""
 
-    place: Path
+    path: Path
     base: Path
     layers: tuple[Path, ...]
     folder: str = "/"
@@ -97,7 +97,7 @@ class ImageStage:
     def command(self, words: Sequence[str], shown: Sequence[str] = ()) -> list[str]:
         """Return what runs a command as the stage's user, in the stage's files and the host's
         network. `shown` are mounts besides."""
-        root = self.place / "root"
+        root = self.path / "root"
         steps = [*shown, self.mount(), f"mount -t proc proc {root}/proc",
                  f"mount -t sysfs -o ro sysfs {root}/sys",  # UCX finds network devices there
                  f"mount --rbind /dev {root}/dev", *_host_mounts(root)]  # fmt: skip
@@ -108,10 +108,10 @@ class ImageStage:
         return [*OWN_MOUNTS, "sh", "-ec", "\n".join(steps)]
 
     def mount(self) -> str:
-        """Return the command that shows the stage's files at `place`/root."""
+        """Return the command that shows the stage's files at `path`/root."""
         lower = ":".join(str(path) for path in (*self.layers[1:], self.base))
-        options = f"lowerdir={lower},upperdir={self.layers[0]},workdir={self.place}/work"
-        return f"mount -t overlay -o {options} overlay {self.place}/root"
+        options = f"lowerdir={lower},upperdir={self.layers[0]},workdir={self.path}/work"
+        return f"mount -t overlay -o {options} overlay {self.path}/root"
 
     def variables(self) -> dict[str, str]:
         """Return the environment of a command: what reaches the network, and the stage's own."""
@@ -128,7 +128,7 @@ class ImageStage:
 
     def put(self, source: str, target: str, shown: Sequence[str] = ()) -> None:
         """Copy a file or folder of this host, or of a stage that `shown` mounts."""
-        copied = f"cp -a {source} {self.place}/root{target}"
+        copied = f"cp -a {source} {self.path}/root{target}"
         script = "\n".join([*shown, self.mount(), copied])
         _run([*OWN_MOUNTS, "sh", "-ec", script], dict(os.environ), STEP_TIMEOUT_S)
 
@@ -185,13 +185,13 @@ def build(dockerfile: Path, roots: DebianRoots, folder: Path, **arguments: str) 
     return stage
 
 
-def _new_stage(roots: DebianRoots, image: str, below: ImageStage | None, place: Path) -> ImageStage:
+def _new_stage(roots: DebianRoots, image: str, below: ImageStage | None, path: Path) -> ImageStage:
     for name in ("root", "layer", "work"):
-        (place / name).mkdir(parents=True)
+        (path / name).mkdir(parents=True)
     if below is None:
-        return ImageStage(place, roots.root_of(image), (place / "layer",))
-    layers = (place / "layer", *below.layers)
-    return ImageStage(place, below.base, layers, environment=dict(below.environment))
+        return ImageStage(path, roots.root_of(image), (path / "layer",))
+    layers = (path / "layer", *below.layers)
+    return ImageStage(path, below.base, layers, environment=dict(below.environment))
 
 
 def _run_step(
@@ -224,10 +224,10 @@ def _copy(words: list[str], stage: ImageStage, stages: dict[str, ImageStage]) ->
     """Copy from another stage, or what git has of the tree into the stage's folder."""
     if words[0].startswith("--from="):
         other = stages[words[0].removeprefix("--from=")]
-        stage.put(f"{other.place}/root{words[1]}", words[2], [other.mount()])
+        stage.put(f"{other.path}/root{words[1]}", words[2], [other.mount()])
         return
     *sources, target = words
-    context = stage.place / "context"
+    context = stage.path / "context"
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *sources]
     found = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, found.split("\0")):

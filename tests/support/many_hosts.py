@@ -21,7 +21,7 @@ from baton.deploy.control import orders
 from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.models.embedded import embedded_model
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
-from chaos.cluster import Place, here
+from chaos.cluster import Site, here
 from chaos.redis_server import RedisServer
 from chaos.starter import start
 from tests.support.waiting import wait_until
@@ -34,7 +34,7 @@ HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
 class HostedProcesses:
-    """The processes of one cluster. `hosts` are the addresses that workers announce; `place` says
+    """The processes of one cluster. `hosts` are the addresses that workers announce; `site` says
     where a process runs, and its own settings."""
 
     def __init__(
@@ -42,12 +42,12 @@ class HostedProcesses:
         folder: Path,
         server: RedisServer,
         hosts: Mapping[str, str],
-        place: Callable[[str], Place] = here,
+        site: Callable[[str], Site] = here,
     ) -> None:
         self.folder = folder
         self._server = server
         self._hosts = hosts
-        self._place = place
+        self._site = site
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = os.environ | {
             "BATON_TOKEN": TOKEN,
@@ -142,13 +142,13 @@ class HostedProcesses:
 
     def _start(self, name: str, command: list[str], *settings: str) -> None:
         where = ["--model", str(embedded_model()), "--registry", self._server.url]
-        place = self._place(name)
-        settings = ("router.placement=disaggregated", *settings, *place.settings)
+        site = self._site(name)
+        settings = ("router.placement=disaggregated", *settings, *site.settings)
         flags = [f"--set={setting}" for setting in settings]
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = start(
-                [*place.prefix, *BATON, *command, *where, *flags],
-                {**self._environment, **place.environment},
+                [*site.prefix, *BATON, *command, *where, *flags],
+                {**self._environment, **site.environment},
                 log,
             )
 

@@ -28,7 +28,7 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
 
     def __init__(self) -> None:
         self.exchange = MemoryExchange()
-        self.greetings = 0
+        self.handshakes = 0
         self.kv_dtype = "float32"
         self.gate = asyncio.Event()
         self.gate.set()
@@ -50,7 +50,7 @@ class Peer(handoff_pb2_grpc.HandoffServicer):
     async def Handshake(
         self, theirs: handoff_pb2.HandshakeMessage, context: object
     ) -> handoff_pb2.HandshakeMessage:
-        self.greetings += 1
+        self.handshakes += 1
         await self.gate.wait()
         return self.handshake("prefill-0", self.pool)
 

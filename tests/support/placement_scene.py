@@ -14,7 +14,6 @@ from baton.router.fleet.request_need import Need
 from baton.router.fleet.roster import Roster
 from baton.router.fleet.worker_view import KvFormat, WorkerView
 from baton.runtime.config import PlacementMode
-from baton.runtime.errors import BatonError
 
 SHAPE = KvFormat("f", "float32", 16)
 
@@ -43,7 +42,7 @@ def place(
     *,
     read_cached: bool = True,
     draws: Random | None = None,
-) -> Placement | BatonError:
+) -> Placement:
     """The placement, with the workers as the test has them."""
     roster = Roster()
     groups: dict[int, int] = {}
@@ -56,8 +55,6 @@ def place(
     passed_over = frozenset(each.boot_id for each in workers if each.passed_over)
     fleet = FleetView(roster, passed_over, draws=draws)
     kinds = open_groups(need, fleet)
-    if isinstance(kinds, BatonError):
-        return kinds
     holders = Holders([(groups[blocks], blocks) for blocks in sorted(groups, reverse=True)])
     given = PlacementInput(need, fleet, kinds, lambda shape: holders, mode, read_cached)
     found = place_on(given)
@@ -68,11 +65,6 @@ def place(
         source = replace(source, worker=own[source.worker.worker_id])
     decode = own[found.decode.worker_id]
     return Placement(decode, candidates, found.local, found.reason, source)
-
-
-def placed(found: Placement | BatonError) -> Placement:
-    assert isinstance(found, Placement), found
-    return found
 
 
 NEED = Need(tokens=1000, output_tokens=100, most_tokens=1100)

@@ -109,8 +109,8 @@ def _pip_settings() -> Iterator[str]:
     named = host_files()
     for key, value in os.environ.items():
         if PASSED.fullmatch(key) and key.startswith("PIP_"):
-            place = f"/run/{key.lower()}" if key in named else value
-            yield f"{key.removeprefix('PIP_').lower().replace('_', '-')} = {place}"
+            given = f"/run/{key.lower()}" if key in named else value
+            yield f"{key.removeprefix('PIP_').lower().replace('_', '-')} = {given}"
     if "SSL_CERT_FILE" in named and "PIP_CERT" not in named:
         yield "cert = /run/ssl_cert_file"
     if "PIP_FIND_LINKS" in named and "PIP_RETRIES" not in os.environ:

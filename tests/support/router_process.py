@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -74,10 +75,11 @@ async def running_router(
     wait: bool = True,
     admin: AdminAccess | None = None,
     slo: SloConfig | None = None,
+    trust: ssl.SSLContext = NO_AUTHORITIES,
     **switches: Any,
 ) -> AsyncIterator[RunningRouter]:
     """A router on a port given by the system, and scripted workers named "<role>-<number>", all
-    of them with these switches."""
+    of them with these switches. Its clients trust what `trust` does."""
     registry = MemoryRegistry()
     vocabulary = json.loads((model_folder / "config.json").read_text())["vocab_size"]
     async with AsyncExitStack() as stack:
@@ -109,7 +111,7 @@ async def running_router(
         if not url.done():
             serving.result()
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=url.result(), timeout=60, verify=NO_AUTHORITIES)
+            httpx.AsyncClient(base_url=url.result(), timeout=60, verify=trust)
         )
         running = RunningRouter(
             url.result(), registry, made, http, vocabulary, serving, "".join(grpc_addresses)
@@ -117,10 +119,10 @@ async def running_router(
         if admin is not None:
             running.admin = await stack.enter_async_context(
                 httpx.AsyncClient(
-                    base_url=f"http://{admin.host}:{admin_ports[0]}",
+                    base_url=admin.url(admin_ports[0], config.tls),
                     headers={"authorization": f"Bearer {admin.key}"},
                     timeout=60,
-                    verify=NO_AUTHORITIES,
+                    verify=trust,
                 )
             )
         if wait:

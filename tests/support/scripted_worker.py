@@ -311,8 +311,8 @@ class ScriptedWorker:
                 output.prompt_logprobs.CopyFrom(self._scores(submit))
         if submit.sampling.HasField("top_logprobs"):
             output.logprob = -0.5
-            for place in range(submit.sampling.top_logprobs):
-                output.top.add(token=3 + place, logprob=-1.0 - place)
+            for rank in range(submit.sampling.top_logprobs):
+                output.top.add(token=3 + rank, logprob=-1.0 - rank)
         accepted.append(output.token)
         if output.token in submit.stop_token_ids:
             output.end = worker_pb2.STOP
@@ -327,9 +327,9 @@ class ScriptedWorker:
         for token in submit.prompt[1:]:
             found.logprobs.append(-0.5 - token)
             found.ranks.append(1 + token)
-            for place in range(submit.sampling.prompt_logprobs):
-                found.top_tokens.append(3 + place)
-                found.top_logprobs.append(-0.25 - place)
+            for rank in range(submit.sampling.prompt_logprobs):
+                found.top_tokens.append(3 + rank)
+                found.top_logprobs.append(-0.25 - rank)
         return found
 
     def emit(self, step: worker_pb2.StepOutputs) -> None:

@@ -93,9 +93,9 @@ def _prompt(number: int, asked: TraceRequest) -> tuple[int, ...]:
     """Return the tokens of a request: those of its named blocks, and others of its own."""
     seeds = [f"block {name}" for name in asked.blocks] + [f"own {number}"]
     tokens: list[int] = []
-    for place, seed in enumerate(seeds):
+    for index, seed in enumerate(seeds):
         left = asked.prompt_tokens - len(tokens)
-        dice, count = random.Random(seed), left if place == len(asked.blocks) else BLOCK_TOKENS
+        dice, count = random.Random(seed), left if index == len(asked.blocks) else BLOCK_TOKENS
         tokens += [dice.randrange(1000) for _ in range(min(left, count))]
     return tuple(tokens)
 

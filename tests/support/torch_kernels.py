@@ -28,9 +28,9 @@ def around(draw: Callable[..., None]) -> DrawKernels:
 def mask(logits: torch.Tensor, masks: MaskWords | None) -> None:
     if masks is None:
         return
-    for row, place in enumerate(masks.rows.tolist()):
-        if place >= 0:
-            bits = np.unpackbits(masks.words[place].numpy().view(np.uint8), bitorder="little")
+    for row, index in enumerate(masks.rows.tolist()):
+        if index >= 0:
+            bits = np.unpackbits(masks.words[index].numpy().view(np.uint8), bitorder="little")
             barred = torch.from_numpy(bits[: logits.shape[1]] == 0)
             logits[row].masked_fill_(barred, MASKED_LOGIT)
 
@@ -53,8 +53,8 @@ def adjust(logits: torch.Tensor, adjustments: Adjustments) -> None:
                 counts[token] = counts.get(token, 0) + 1
         for token, count in counts.items():
             logits[row, token] -= frequency * count + presence
-        for place in range(counted - first, biased - first):
-            logits[row, tokens[place]] += amounts[place]
+        for index in range(counted - first, biased - first):
+            logits[row, tokens[index]] += amounts[index]
 
 
 def find_logprobs(

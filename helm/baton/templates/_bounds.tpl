@@ -43,10 +43,10 @@
 {{- $value := (include "baton.at" (dict "values" $.Values "path" $path) | fromJson).value -}}
 {{- include "baton.checkForm" (dict "root" $ "path" $path "value" $value "form" (get $bounds.forms $form)) -}}
 {{- end -}}
-{{- range $place := $bounds.resources -}}
+{{- range $section := $bounds.resources -}}
 {{- range $kind := list "requests" "limits" -}}
 {{- range $name := list "cpu" "memory" -}}
-{{- $path := printf "%s.resources.%s.%s" $place $kind $name -}}
+{{- $path := printf "%s.resources.%s.%s" $section $kind $name -}}
 {{- $value := (include "baton.at" (dict "values" $.Values "path" $path) | fromJson).value -}}
 {{- if ne (include "baton.isWhat" $value) "is not set" -}}
 {{- include "baton.checkForm" (dict "root" $ "path" $path "value" $value "form" (get $bounds.forms $name)) -}}

@@ -98,6 +98,11 @@ of ray is an authority, which issues to each pod of Ray a certificate with the p
 {{ toJson $components }}
 {{- end -}}
 
+{{/* How clients call routers: http or https. */}}
+{{- define "baton.clientScheme" -}}
+http{{ if .Values.router.tlsSecret }}s{{ end }}
+{{- end -}}
+
 {{/* The name of a Redis server's Service, which its certificate bears. */}}
 {{- define "baton.redisHost" -}}
 {{ include "baton.release" .root }}-{{ .server }}.{{ .root.Release.Namespace }}

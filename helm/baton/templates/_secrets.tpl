@@ -37,8 +37,12 @@ user knows. */}}
 {{- if .Values.router.adminPort -}}
 {{- $found = append $found (dict "name" .Values.router.adminKeySecret "value" (include "baton.valuePath" (list . "router" "adminKeySecret")) "keys" (list "admin-key") "command" "generic" "content" (list "--from-literal=admin-key=\"$(openssl rand -hex 32)\"")) -}}
 {{- end -}}
+{{- $pair := list (printf "--cert=%s" (get $files "tls.crt")) (printf "--key=%s" (get $files "tls.key")) -}}
+{{- with .Values.router.tlsSecret -}}
+{{- $found = append $found (dict "name" . "value" (include "baton.valuePath" (list $ "router" "tlsSecret")) "keys" (list "tls.crt" "tls.key") "command" "tls" "content" $pair) -}}
+{{- end -}}
 {{- if and .Values.ingress.enabled .Values.ingress.tlsSecret -}}
-{{- $found = append $found (dict "name" .Values.ingress.tlsSecret "value" (printf "%s (no pod needs it)" (include "baton.valuePath" (list . "ingress" "tlsSecret"))) "keys" (list "tls.crt" "tls.key") "command" "tls" "content" (list (printf "--cert=%s" (get $files "tls.crt")) (printf "--key=%s" (get $files "tls.key")))) -}}
+{{- $found = append $found (dict "name" .Values.ingress.tlsSecret "value" (printf "%s (no pod needs it)" (include "baton.valuePath" (list . "ingress" "tlsSecret"))) "keys" (list "tls.crt" "tls.key") "command" "tls" "content" $pair) -}}
 {{- end -}}
 {{ toJson $found }}
 {{- end -}}

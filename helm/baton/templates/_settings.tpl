@@ -16,7 +16,7 @@ generates from runtime/config.py, but for what the chart sets itself. */}}
 {{- $fits = and (ge $number (float64 $known.low)) (le $number (float64 $known.high)) -}}
 {{- end -}}
 {{- if not $fits -}}
-{{- include "baton.fail" (list .root (printf "%s has %s: %s; give %s" .place .name $text $known.words)) -}}
+{{- include "baton.fail" (list .root (printf "%s has %s: %s; give %s" .section .name $text $known.words)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -33,6 +33,7 @@ generates from runtime/config.py, but for what the chart sets itself. */}}
   "router.host" ""
   "router.leave_s" "router.leaveSeconds"
   "router.port" "router.port"
+  "router.tls" "router.tlsSecret"
   "security.authority" $files
   "security.certificate" $files
   "security.key" $files
@@ -49,16 +50,16 @@ generates from runtime/config.py, but for what the chart sets itself. */}}
 {{- if .Values.redis.enabled -}}{{- $_ := set $owned "registry.authority" "" -}}{{- end -}}
 {{- if .Values.monitoring.otlpEndpoint -}}{{- $_ := set $owned "telemetry.otlp_endpoint" "monitoring.otlpEndpoint" -}}{{- end -}}
 {{- $known := .Files.Get "settings.json" | fromJson -}}
-{{- range $place, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
+{{- range $section, $settings := dict "router.settings" .Values.router.settings "workers.settings" .Values.workers.settings "prefill.settings" .Values.prefill.settings "decode.settings" .Values.decode.settings -}}
 {{- range $name, $value := $settings -}}
 {{- if hasKey $owned $name -}}
 {{- $instead := get $owned $name -}}
-{{- include "baton.fail" (list $ (printf "%s has %s, which the chart sets itself; remove it%s" $place $name ($instead | empty | ternary "" (printf ", and use %s" $instead)))) -}}
+{{- include "baton.fail" (list $ (printf "%s has %s, which the chart sets itself; remove it%s" $section $name ($instead | empty | ternary "" (printf ", and use %s" $instead)))) -}}
 {{- end -}}
 {{- if not (hasKey $known $name) -}}
-{{- include "baton.fail" (list $ (printf "%s has %s, which is no setting of Baton; remove it, or take the name from docs/settings.md" $place $name)) -}}
+{{- include "baton.fail" (list $ (printf "%s has %s, which is no setting of Baton; remove it, or take the name from docs/settings.md" $section $name)) -}}
 {{- end -}}
-{{- include "baton.checkSetting" (dict "root" $ "place" $place "name" $name "value" $value "known" (get $known $name)) -}}
+{{- include "baton.checkSetting" (dict "root" $ "section" $section "name" $name "value" $value "known" (get $known $name)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

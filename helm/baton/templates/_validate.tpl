@@ -73,18 +73,18 @@
 {{- if and .Values.redis.plainText (not $plain) -}}
 {{- include "baton.fail" (list $ "redis.plainText is set, but redis.url does not begin with redis://; unset it (tls.mode=off is plain text for the release's own Redis too)") -}}
 {{- end -}}
-{{- range $place, $resources := dict "router" .Values.router.resources "prefill" .Values.prefill.resources "decode" .Values.decode.resources "kuberay.head" .Values.kuberay.head.resources "autoscaling.baton" .Values.autoscaling.baton.resources -}}
+{{- range $section, $resources := dict "router" .Values.router.resources "prefill" .Values.prefill.resources "decode" .Values.decode.resources "kuberay.head" .Values.kuberay.head.resources "autoscaling.baton" .Values.autoscaling.baton.resources -}}
 {{- if not $resources.requests -}}
-{{- include "baton.fail" (list $ (printf "%s.resources.requests is empty; give cpu and memory, such as cpu: 1 and memory: 1Gi" $place)) -}}
+{{- include "baton.fail" (list $ (printf "%s.resources.requests is empty; give cpu and memory, such as cpu: 1 and memory: 1Gi" $section)) -}}
 {{- end -}}
 {{- if not (dig "limits" "memory" "" $resources) -}}
-{{- include "baton.fail" (list $ (printf "%s.resources.limits.memory is not set; set it, so that one pod cannot take a node's memory" $place)) -}}
+{{- include "baton.fail" (list $ (printf "%s.resources.limits.memory is not set; set it, so that one pod cannot take a node's memory" $section)) -}}
 {{- end -}}
 {{- range $kind := list "cpu" "memory" -}}
 {{- $least := get $resources.requests $kind -}}
 {{- $most := get $resources.limits $kind -}}
 {{- if and $least $most (gt (include "baton.quantity" $least | float64) (include "baton.quantity" $most | float64)) -}}
-{{- include "baton.fail" (list $ (printf "%s.resources.requests.%s is %v, above the limit of %v; lower it, or raise %s.resources.limits.%s" $place $kind $least $most $place $kind)) -}}
+{{- include "baton.fail" (list $ (printf "%s.resources.requests.%s is %v, above the limit of %v; lower it, or raise %s.resources.limits.%s" $section $kind $least $most $section $kind)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -18,8 +18,8 @@ export class Chart {
     this.limit = limit;
     this.title = title;
     this.values = series.map(() => el("span", { class: "value" }));
-    const keys = series.map((one, place) =>
-      el("span", { class: `key ${one.kind}` }, el("i"), `${one.label} `, this.values[place]),
+    const keys = series.map((one, index) =>
+      el("span", { class: `key ${one.kind}` }, el("i"), `${one.label} `, this.values[index]),
     );
     this.svg = el("svg:svg", { role: "img", height: HEIGHT });
     this.time = el("span", { class: "time" });
@@ -54,26 +54,26 @@ export class Chart {
     setAttribute(this.svg, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
     setAttribute(this.svg, "width", String(this.width));
     if (!points.length) return;
-    const places = this.series.map((one) => fields.indexOf(one.field));
+    const columns = this.series.map((one) => fields.indexOf(one.field));
     const end = points.at(-1)[0];
     this.begin = Math.min(points[0][0], end - SHORTEST_S);
     this.end = end;
     const limit = this.limit(state);
     let highest = 0;
     for (const point of points) {
-      for (const place of places) highest = Math.max(highest, point[place] ?? 0);
+      for (const column of columns) highest = Math.max(highest, point[column] ?? 0);
     }
     this.top = niceTop(Math.max(highest * 1.05, highest ? 0 : 1, limit && limit < 3 * highest ? limit * 1.1 : 0));
     this.lines.forEach((line, index) => {
-      const { path, area } = this.paths(points, places[index]);
+      const { path, area } = this.paths(points, columns[index]);
       setAttribute(line, "d", path);
       setAttribute(this.areas[index], "d", area);
     });
     this.drawGrid(limit);
-    this.places = places;
+    this.columns = columns;
     this.readOut();
     const last = points.at(-1);
-    const words = this.series.map((one, index) => `${one.label} ${this.format(last[places[index]])}`);
+    const words = this.series.map((one, index) => `${one.label} ${this.format(last[columns[index]])}`);
     const minutes = Math.max(1, Math.round((end - points[0][0]) / 60));
     setAttribute(
       this.svg,
@@ -93,7 +93,7 @@ export class Chart {
   }
 
   /** The line of a series with gaps where it has no value, and the area below it. */
-  paths(points, place) {
+  paths(points, column) {
     let path = "";
     let area = "";
     let run = [];
@@ -107,8 +107,8 @@ export class Chart {
       run = [];
     };
     for (const point of points) {
-      if (point[place] === null) close();
-      else run.push([this.x(point[0]).toFixed(1), this.y(point[place]).toFixed(1)]);
+      if (point[column] === null) close();
+      else run.push([this.x(point[0]).toFixed(1), this.y(point[column]).toFixed(1)]);
     }
     close();
     return { path, area };
@@ -141,13 +141,13 @@ export class Chart {
 
   /** Show the values at the pointer, or the last ones. */
   readOut() {
-    if (!this.points?.length || !this.places) return;
+    if (!this.points?.length || !this.columns) return;
     let point = this.points.at(-1);
     if (this.hovered !== null) {
       const distance = (one) => Math.abs(this.x(one[0]) - this.hovered);
       for (const one of this.points) if (distance(one) < distance(point)) point = one;
     }
-    this.values.forEach((node, index) => setText(node, this.format(point[this.places[index]])));
+    this.values.forEach((node, index) => setText(node, this.format(point[this.columns[index]])));
     setText(this.time, this.hovered === null ? "" : clock(point[0]));
     const x = String(this.x(point[0]));
     setAttribute(this.cursor, "x1", x);

@@ -33,7 +33,7 @@ export function setAttribute(node, name, value) {
 export function keyed(parent, items, keyOf, create, update) {
   const known = parent.keyedChildren ?? (parent.keyedChildren = new Map());
   const wanted = new Set();
-  let place = parent.firstElementChild;
+  let next = parent.firstElementChild;
   for (const item of items) {
     const key = keyOf(item);
     if (wanted.has(key)) continue;
@@ -44,8 +44,8 @@ export function keyed(parent, items, keyOf, create, update) {
       known.set(key, node);
     }
     update(node, item);
-    if (node === place) place = place.nextElementSibling;
-    else parent.insertBefore(node, place);
+    if (node === next) next = next.nextElementSibling;
+    else parent.insertBefore(node, next);
   }
   for (const [key, node] of known) {
     if (wanted.has(key)) continue;
@@ -56,12 +56,12 @@ export function keyed(parent, items, keyOf, create, update) {
 
 /** A row of a table with one cell for each class name given; the first is the row's header. */
 export function tableRow(...classes) {
-  const cells = classes.map((name, place) =>
-    place ? el("td", { class: name || null }) : el("th", { scope: "row", class: name || null }),
+  const cells = classes.map((name, index) =>
+    index ? el("td", { class: name || null }) : el("th", { scope: "row", class: name || null }),
   );
   return el("tr", {}, ...cells);
 }
 
 export function fillRow(row, ...texts) {
-  texts.forEach((text, place) => text !== null && setText(row.cells[place], text));
+  texts.forEach((text, index) => text !== null && setText(row.cells[index], text));
 }

@@ -20,7 +20,7 @@ export function startFleets() {
     ...STATES.map((name) => el("li", {}, el("i", { class: `cell ${name}` }), name)),
   );
   byId("fleet-head").append(
-    ...HEAD.map((name, place) => el("th", { scope: "col", class: place > 2 ? "number" : null, text: capital(name) })),
+    ...HEAD.map((name, index) => el("th", { scope: "col", class: index > 2 ? "number" : null, text: capital(name) })),
   );
   let last = null;
   readColours();
@@ -126,12 +126,12 @@ function drawMap(canvas, worker) {
   canvas.height = HEIGHT * ratio;
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
-  let place = 0;
+  let index = 0;
   for (const name of STATES) {
     pen.fillStyle = colours[name];
-    for (let left = cells[name]; left > 0; left -= 1, place += 1) {
-      const x = (place % COLUMNS) * (CELL + GAP);
-      const y = Math.floor(place / COLUMNS) * (CELL + GAP);
+    for (let left = cells[name]; left > 0; left -= 1, index += 1) {
+      const x = (index % COLUMNS) * (CELL + GAP);
+      const y = Math.floor(index / COLUMNS) * (CELL + GAP);
       pen.beginPath();
       pen.roundRect(x, y, CELL, CELL, 1.5);
       pen.fill();
@@ -146,7 +146,7 @@ function readColours() {
 
 function drawTable(state) {
   if (!byId("fleet-details").open) return;
-  const classes = HEAD.map((_, place) => (place > 2 ? "number" : ""));
+  const classes = HEAD.map((_, index) => (index > 2 ? "number" : ""));
   keyed(
     byId("fleet-body"),
     sorted(state),

@@ -103,20 +103,20 @@ async function showTrace(id) {
 }
 
 async function explain(asked) {
-  const place = byId("play-explanation");
+  const target = byId("play-explanation");
   try {
     const found = await (await post(`${CHAT}/explain`, asked)).json();
     const [prompt] = found.prompts;
     const costs = prompt.prefill_cost;
     const sentence = `${prompt.decision === "local" ? "Prefilled where it is decoded" : "Prefilled on a prefill worker"} (${prompt.reason.replaceAll("_", " ")}), decoded on ${prompt.decode_worker}. Prefill costs ${costs.here} here and ${costs.remote ?? "has no candidate"} remote, in ${costs.unit}.`;
-    place.replaceChildren(
+    target.replaceChildren(
       el("h3", { text: "Its placement" }),
       el("p", { class: "note", text: sentence }),
       costTable("Decode workers", prompt.decode_costs.workers),
       costTable("Prefill workers", prompt.prefill_costs.workers),
     );
   } catch (error) {
-    place.replaceChildren(el("p", { class: "error", text: error.message }));
+    target.replaceChildren(el("p", { class: "error", text: error.message }));
   }
 }
 
@@ -135,7 +135,7 @@ function costTable(title, workers) {
     "table",
     {},
     el("caption", { text: title }),
-    el("thead", {}, el("tr", {}, ...head.map((name, place) => el("th", { scope: "col", class: place && place < 4 ? "number" : null, text: name })))),
+    el("thead", {}, el("tr", {}, ...head.map((name, index) => el("th", { scope: "col", class: index && index < 4 ? "number" : null, text: name })))),
     el("tbody", {}, ...rows),
   );
 }

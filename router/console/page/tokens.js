@@ -15,8 +15,8 @@ export class TokenView {
     Object.assign(this, { list, timeline, detail });
     list.addEventListener("keydown", (event) => this.move(event));
     list.addEventListener("click", (event) => {
-      const place = event.target.dataset?.place;
-      if (place !== undefined) this.choose(Number(place));
+      const index = event.target.dataset?.index;
+      if (index !== undefined) this.choose(Number(index));
     });
     list.addEventListener("focus", () => this.chosen < 0 && this.length && this.choose(0));
     this.clear();
@@ -41,9 +41,9 @@ export class TokenView {
   add(token, at) {
     if (this.length >= MAX_TOKENS) return;
     const before = this.tokens.at(-1)?.at ?? 0;
-    const place = this.length;
+    const index = this.length;
     this.tokens.push({ token, at, gap: at - before });
-    const option = el("span", { role: "option", id: `token-${place}`, "data-place": place, "aria-selected": "false", text: visible(token.token) });
+    const option = el("span", { role: "option", id: `token-${index}`, "data-index": index, "aria-selected": "false", text: visible(token.token) });
     option.style.setProperty("--sure", Math.exp(token.logprob).toFixed(3));
     this.list.append(option);
     this.list.scrollTop = this.list.scrollHeight;
@@ -59,11 +59,11 @@ export class TokenView {
     if (!this.length) return;
     const gaps = this.tokens.slice(1).map((each) => each.gap);
     const longest = Math.max(1, ...gaps);
-    for (let place = this.timeline.children.length; place < this.length; place += 1) {
-      this.timeline.append(el("i", { class: place ? null : "first", title: `token ${place + 1}: ${milliseconds(this.tokens[place].gap)}` }));
+    for (let index = this.timeline.children.length; index < this.length; index += 1) {
+      this.timeline.append(el("i", { class: index ? null : "first", title: `token ${index + 1}: ${milliseconds(this.tokens[index].gap)}` }));
     }
-    [...this.timeline.children].forEach((bar, place) => {
-      const share = place ? this.tokens[place].gap / longest : 1;
+    [...this.timeline.children].forEach((bar, index) => {
+      const share = index ? this.tokens[index].gap / longest : 1;
       bar.style.height = `${Math.max(4, 100 * share)}%`;
     });
     const mean = gaps.length ? gaps.reduce((sum, gap) => sum + gap, 0) / gaps.length : 0;
@@ -82,19 +82,19 @@ export class TokenView {
     this.choose(Math.min(this.length - 1, Math.max(0, this.chosen + step)));
   }
 
-  choose(place) {
+  choose(index) {
     this.list.children[this.chosen]?.setAttribute("aria-selected", "false");
     this.timeline.children[this.chosen]?.classList.remove("chosen");
-    this.chosen = place;
-    const option = this.list.children[place];
+    this.chosen = index;
+    const option = this.list.children[index];
     option.setAttribute("aria-selected", "true");
     option.scrollIntoView({ block: "nearest" });
     this.list.setAttribute("aria-activedescendant", option.id);
-    this.timeline.children[place]?.classList.add("chosen");
-    this.showDetail(this.tokens[place], place);
+    this.timeline.children[index]?.classList.add("chosen");
+    this.showDetail(this.tokens[index], index);
   }
 
-  showDetail({ token, gap }, place) {
+  showDetail({ token, gap }, index) {
     const rows = token.top_logprobs.map((each) => {
       const share = Math.exp(each.logprob);
       const bar = el("i", { class: "meter" });
@@ -112,11 +112,11 @@ export class TokenView {
       el("th", { scope: "col", class: at ? "number" : null, text: name }),
     );
     this.detail.replaceChildren(
-      el("p", {}, `Token ${place + 1} `, el("code", { text: JSON.stringify(token.token) }), ` came ${milliseconds(gap)} after ${place ? "the one before" : "the request"}, with probability ${(100 * Math.exp(token.logprob)).toFixed(1)} %.`),
+      el("p", {}, `Token ${index + 1} `, el("code", { text: JSON.stringify(token.token) }), ` came ${milliseconds(gap)} after ${index ? "the one before" : "the request"}, with probability ${(100 * Math.exp(token.logprob)).toFixed(1)} %.`),
       el(
         "table",
         {},
-        el("caption", { class: "hidden", text: "The most likely tokens at this place" }),
+        el("caption", { class: "hidden", text: "The most likely tokens at this position" }),
         el("thead", {}, el("tr", {}, ...head, el("td"))),
         el("tbody", {}, ...rows),
       ),

@@ -174,7 +174,7 @@ FOCUSED = """() => {
   const node = document.activeElement;
   const name = node.id || node.getAttribute("aria-label") || node.textContent.trim().slice(0, 30);
   const seen = getComputedStyle(node).outlineStyle !== "none";
-  return { place: window.controls.indexOf(node), name: `${node.localName} ${name}`, seen };
+  return { index: window.controls.indexOf(node), name: `${node.localName} ${name}`, seen };
 }"""
 
 
@@ -209,8 +209,8 @@ def keyboard(browser: Browser, url: str, key: str) -> dict[str, Any]:
     expect(page.locator("#play-status")).to_have_text("Stopped.")
     return {
         "controls": list(range(controls)),
-        "reached": [each["place"] for each in reached if each["place"] >= 0],
-        "invisible": [each["name"] for each in reached if each["place"] >= 0 and not each["seen"]],
+        "reached": [each["index"] for each in reached if each["index"] >= 0],
+        "invisible": [each["name"] for each in reached if each["index"] >= 0 and not each["seen"]],
         "names": [each["name"] for each in reached],
         "theme": page.locator("html").get_attribute("data-theme"),
         "filter": page.locator("#request-filter").input_value(),

@@ -1,4 +1,4 @@
-"""A prefill worker over real gRPC, on the hash engine: greetings, a handoff, and the stop."""
+"""A prefill worker over real gRPC, on the hash engine: handshakes, a handoff, and the stop."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def failure(link: Link) -> Exception:
     return by_code(message.failed.code, message.failed.detail)
 
 
-async def test_a_fitting_peer_gets_the_workers_own_greeting(served: Served) -> None:
+async def test_a_fitting_peer_gets_the_workers_own_handshake(served: Served) -> None:
     theirs = handoff_pb2.HandshakeMessage()
     theirs.CopyFrom(served.mine)
     theirs.worker_id = "decode-0"
@@ -153,8 +153,8 @@ async def test_a_handoff_offers_every_block_until_the_reader_closes_it(
     heard = await answers(link, 6)
     assert heard[0].opened.lease_ms == LEASE_S * 1000
     offers = [message.offer for message in heard if message.HasField("offer")]
-    places = [offer.first + at for offer in offers for at in range(len(offer.blocks))]
-    assert places == list(range(6))
+    indices = [offer.first + at for offer in offers for at in range(len(offer.blocks))]
+    assert indices == list(range(6))
     assert [offer.partial_tokens for offer in offers][-1] == 2
     (first,) = [message.first_tokens for message in heard if message.HasField("first_tokens")]
     wanted = expected_output(

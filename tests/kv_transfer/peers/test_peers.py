@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timed
 
 async def test_a_peer_is_greeted_once_for_many_handoffs(scene: Scene) -> None:
     await asyncio.gather(*(scene.open(b"1" * 16) for _ in range(5)))
-    assert scene.peer.greetings == 1
+    assert scene.peer.handshakes == 1
 
 
 async def test_nothing_is_sent_to_a_peer_that_is_not_registered(scene: Scene) -> None:
@@ -35,12 +35,12 @@ async def test_nothing_is_sent_to_a_peer_that_is_not_registered(scene: Scene) ->
     scene.register(b"2" * 16)  # another start of it
     with pytest.raises(Unavailable, match="not registered"):
         await scene.open(b"1" * 16)
-    assert scene.peer.greetings == 0 and scene.known() == set()
+    assert scene.peer.handshakes == 0 and scene.known() == set()
     scene.register(b"1" * 16)
     await scene.open(b"1" * 16)
     scene.registry.withdraw("prefill-0", (b"1" * 16).hex())
     await scene.open(b"1" * 16)  # one that has been greeted need not be looked up again
-    assert scene.peer.greetings == 1
+    assert scene.peer.handshakes == 1
 
 
 async def test_an_unreadable_registry_knows_no_worker(
@@ -62,10 +62,10 @@ async def test_a_hung_registry_stops_no_handoff_to_a_known_worker(
     scene.registry_client.hung = True
     async with asyncio.timeout(20):
         await scene.open(b"1" * 16)
-        assert scene.peer.greetings == 1
+        assert scene.peer.handshakes == 1
         scene.peers.forget(b"1" * 16)  # its connection broke
         await asyncio.gather(*(scene.open(b"1" * 16) for _ in range(3)))
-        assert scene.peer.greetings == 2
+        assert scene.peer.handshakes == 2
         with pytest.raises(Unavailable, match="not registered.*file system"):
             await scene.open(b"2" * 16)
 
@@ -154,4 +154,4 @@ async def test_a_stream_bounds_its_wait_for_a_first_contact(scene: Scene) -> Non
     # it goes on by itself
     await eventually(lambda: scene.peer.boot_id not in scene.timed_out(), 20)
     await scene.open(b"1" * 16)
-    assert scene.peer.greetings == 1
+    assert scene.peer.handshakes == 1

@@ -39,9 +39,9 @@ def expected(grammar: CompiledGrammar, text: str) -> set[int]:
 def test_masks_follow_the_accepted_tokens(grammar: CompiledGrammar) -> None:
     output: list[int] = []
     following = masks(grammar, output)
-    for place, token in enumerate(tokens_of('{"a":12}')):
+    for index, token in enumerate(tokens_of('{"a":12}')):
         assert admitted(following.mask(start=True).bitmask()) == expected(
-            grammar, '{"a":12}'[:place]
+            grammar, '{"a":12}'[:index]
         )
         output.append(token)
     assert admitted(following.mask(start=True).bitmask()) == {END}

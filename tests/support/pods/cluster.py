@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.chart import Release
-from tests.support.pods.container import ContainerPlace, Image
+from tests.support.pods.container import ContainerSite, Image
 from tests.support.pods.dns import NameServer
 from tests.support.pods.kuberay import operated, token_secret
 from tests.support.pods.manifests import (
@@ -137,7 +137,7 @@ class PodCluster:
     def _remount(self, secret: str) -> None:
         """Write a changed Secret into the pods that mount it, as kubelets do."""
         for each in self.pods():
-            refresh_secret(each.spec, each.place, secret, self.api)
+            refresh_secret(each.spec, each.site, secret, self.api)
 
     def _regroup(self, cluster: Document) -> None:
         with self._lock:
@@ -169,8 +169,8 @@ class PodCluster:
         """Make a network namespace beside the pods' ones, which no policy is for: its name."""
         with self._lock:
             host = f"c{len(self._clients)}"
-            self._clients.append(host)
-        prefix, _ = self.network.add(host)
+            prefix, _ = self.network.add(host)
+            self._clients.append(host)  # from now on the thread loads rules into it
         self._look.set()
         return prefix[-1]
 
@@ -324,19 +324,19 @@ class PodCluster:
         spec, labels = template["spec"], template["metadata"]["labels"]
         folder = self.folder / f"{host}-{name}"
         folder.mkdir()
-        place = ContainerPlace(
+        site = ContainerSite(
             prefix, folder, name, spec["securityContext"]["runAsUser"],
             spec["securityContext"]["runAsGroup"], self.network.node, f"{NAMESPACE}.{ZONE} {ZONE}",
         )  # fmt: skip
         with self._lock:
             maps = {key: e for (kind, key), e in self._wanted.items() if kind == "ConfigMap"}
-        volumes = volumes_of(spec, place, self.folder, self.api, maps)
+        volumes = volumes_of(spec, site, self.folder, self.api, maps)
         parts = PodParts(
-            self._image, volumes, account_mounts(spec, place, self.api), self._value_of,
+            self._image, volumes, account_mounts(spec, site, self.api), self._value_of,
             self._look.set, self.events.append,
         )  # fmt: skip
         self._load(host, Endpoint(name, address, labels, False))  # before anything runs in it
-        pod = Pod(name, address, template, place, parts)
+        pod = Pod(name, address, template, site, parts)
         with self._lock:
             self._pods[name], self._hosts[name] = pod, host
         self._look.set()

@@ -47,7 +47,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerPlace:
+class ContainerSite:
     """Where containers of one pod run: `prefix` enters its network; `user` and `group` are the
     pod's; `resolver` is the address of the name server."""
 
@@ -66,7 +66,7 @@ class Container:
 
     def __init__(
         self,
-        place: ContainerPlace,
+        site: ContainerSite,
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
@@ -74,15 +74,15 @@ class Container:
         joined: Container | None = None,
     ) -> None:
         self._environment = {"PATH": PATH, **environment}
-        self._place = place
-        self.log = place.folder / f"{name}.log"
-        root = place.folder / f"{name}.root"
+        self._site = site
+        self.log = site.folder / f"{name}.log"
+        root = site.folder / f"{name}.root"
         root.mkdir(exist_ok=True)
-        script = "\n".join([*_root(root, place, mounts), f"exec {_confined(place, root, command)}"])
+        script = "\n".join([*_root(root, site, mounts), f"exec {_confined(site, root, command)}"])
         outside = {**self._environment, "PATH": os.environ["PATH"]}
         spaces = NAMESPACES if joined is None else joined.to_join()
         with self.log.open("ab") as out:
-            self._process = start([*place.prefix, *spaces, "/bin/sh", "-ec", script], outside, out)
+            self._process = start([*site.prefix, *spaces, "/bin/sh", "-ec", script], outside, out)
 
     @property
     def code(self) -> int | None:
@@ -115,9 +115,9 @@ class Container:
         if first is None:
             raise ProcessLookupError(f"{self.log.stem} has ended")
         of_first = f"/proc/{first}"  # its working directory: another one is outside of its root
-        places = (f"--root={of_first}/root", f"--wd={of_first}/cwd")
-        enter = ("nsenter", f"--target={first}", "--all", *places)
-        inner = ("env", f"PATH={PATH}", *_rights(self._place), *command)
+        folders = (f"--root={of_first}/root", f"--wd={of_first}/cwd")
+        enter = ("nsenter", f"--target={first}", "--all", *folders)
+        inner = ("env", f"PATH={PATH}", *_rights(self._site), *command)
         return subprocess.run(
             [*enter, *inner],
             env={**self._environment, "PATH": os.environ["PATH"]},
@@ -151,14 +151,14 @@ def base_mounts() -> tuple[Mount, ...]:
     )
 
 
-def _root(root: Path, place: ContainerPlace, mounts: Sequence[Mount]) -> list[str]:
+def _root(root: Path, site: ContainerSite, mounts: Sequence[Mount]) -> list[str]:
     """Return the commands of a shell that make the container's root at `root`."""
     etc = {
-        "resolv.conf": f"nameserver {place.resolver}\nsearch {place.domains}\noptions ndots:5\n",
-        "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {place.hostname}\n",
+        "resolv.conf": f"nameserver {site.resolver}\nsearch {site.domains}\noptions ndots:5\n",
+        "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {site.hostname}\n",
         "nsswitch.conf": "passwd: files\nhosts: files dns\n",
-        "passwd": f"root:x:0:0::/root:/bin/sh\nbaton:x:{place.user}:{place.group}::/tmp:/bin/sh\n",
-        "group": f"root:x:0:\nbaton:x:{place.group}:\n",
+        "passwd": f"root:x:0:0::/root:/bin/sh\nbaton:x:{site.user}:{site.group}::/tmp:/bin/sh\n",
+        "group": f"root:x:0:\nbaton:x:{site.group}:\n",
     }
     lines = [
         f"mount -t tmpfs -o mode=755,size=16m tmpfs {shlex.quote(str(root))}",
@@ -176,16 +176,16 @@ def _root(root: Path, place: ContainerPlace, mounts: Sequence[Mount]) -> list[st
         lines += [f"{made} {target}", f"mount --bind {source} {target}"]
         if mount.read_only:
             lines.append(f"mount -o remount,bind,ro {target}")
-    return [*lines, f"hostname {shlex.quote(place.hostname)}", "mount -o remount,bind,ro ."]
+    return [*lines, f"hostname {shlex.quote(site.hostname)}", "mount -o remount,bind,ro ."]
 
 
-def _confined(place: ContainerPlace, root: Path, command: Sequence[str]) -> str:
-    words = ("env", f"PATH={PATH}", *_rights(place), *command)
+def _confined(site: ContainerSite, root: Path, command: Sequence[str]) -> str:
+    words = ("env", f"PATH={PATH}", *_rights(site), *command)
     return shlex.join(("chroot", str(root), *words))
 
 
-def _rights(place: ContainerPlace) -> tuple[str, ...]:
+def _rights(site: ContainerSite) -> tuple[str, ...]:
     return (
-        "setpriv", f"--reuid={place.user}", f"--regid={place.group}", "--clear-groups",
+        "setpriv", f"--reuid={site.user}", f"--regid={site.group}", "--clear-groups",
         "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--",
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """`kubectl` of a user whose cluster is a PodCluster. Each command reads the cluster's state or
 changes it; what is not known here is refused, so that a document cannot ask for more unseen.
 
+    create       secret tls
     get          secret, raycluster, pods, statefulset, jobs, events
     describe     pod
     logs         of a pod, of a job, of the pods with a label
@@ -19,6 +20,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.support.pods.cluster import NAMESPACE, SETTLED_S, PodCluster
@@ -62,6 +64,7 @@ class Kubectl:
 
     def _commands(self) -> dict[str, tuple[Callable[[Namespace], str | Answer], Sequence[str]]]:
         return {
+            "create": (self._create, ("kind", "type", "name", "--cert", "--key")),
             "get": (self._get, ("kind", "name", "-l", "-o")),
             "describe": (self._describe, ("kind", "name")),
             "logs": (self._logs, ("name", "-l", "-c", "--previous", "--prefix", "--tail")),
@@ -73,9 +76,17 @@ class Kubectl:
             "port-forward": (self._forward, ("target", "port")),
         }
 
+    def _create(self, given: Namespace) -> str:
+        if (given.kind, given.type) != ("secret", "tls") or given.name in self._cluster.api.secrets:
+            raise ValueError(f"create {given.kind} {given.type} {given.name} is not known here")
+        files = {"tls.crt": given.cert, "tls.key": given.key}
+        data = {name: Path(path).read_bytes() for name, path in files.items()}
+        self._cluster.api.put(given.name, data)
+        return f"secret/{given.name} created\n"
+
     def _get(self, given: Namespace) -> str:
         if given.kind == "secret" and given.o.startswith("jsonpath={.data."):
-            key = given.o.removeprefix("jsonpath={.data.").removesuffix("}")
+            key = given.o.removeprefix("jsonpath={.data.").removesuffix("}").replace("\\.", ".")
             return b64encode(self._cluster.api.data(given.name)[key]).decode()
         if given.o == "json":
             return json.dumps(self._objects(given))
@@ -191,7 +202,7 @@ class Kubectl:
             far = self._cluster.services.port_of(pod, name, near)
         else:
             pod = self._pod(given.target)
-        space = pod.place.prefix[-1]
+        space = pod.site.prefix[-1]
         text = f"Forwarding from 127.0.0.1:{near} -> {far}\n"
         return {"text": text, "code": 0, "forward": [space, far], "listen": near}
 

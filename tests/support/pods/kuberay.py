@@ -60,14 +60,14 @@ def patched(document: Document, operations: Sequence[Document]) -> Document:
     made = copy.deepcopy(document)
     for operation in operations:
         *path, last = operation["path"].lstrip("/").split("/")
-        place: Any = made
+        parent: Any = made
         for step in path:
-            place = place[int(step)] if isinstance(place, list) else place[step]
+            parent = parent[int(step)] if isinstance(parent, list) else parent[step]
         if operation["op"] == "test":
-            if place[last] != operation["value"]:
-                raise ValueError(f"{operation['path']} is {place[last]}")
-        elif operation["op"] == "add" and isinstance(place, dict):
-            place[last] = operation["value"]
+            if parent[last] != operation["value"]:
+                raise ValueError(f"{operation['path']} is {parent[last]}")
+        elif operation["op"] == "add" and isinstance(parent, dict):
+            parent[last] = operation["value"]
         else:
             raise ValueError(f"{operation['op']} is not known here")
     return made

@@ -93,7 +93,7 @@ def _accepted(
         else f"{each.get('protocol', 'TCP').lower()} dport {each['port']} "
         for each in rule.get("ports", ())
     ] or [""]
-    return [f"{place}{port}accept" for place in where for port in ports]
+    return [f"{match}{port}accept" for match in where for port in ports]
 
 
 def _peer(peer: Mapping[str, Any], endpoint: Endpoint) -> bool:

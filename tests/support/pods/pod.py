@@ -13,6 +13,7 @@ import http.client
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -21,7 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.pods.container import Container, ContainerPlace, Image, Mount
+from tests.support.pods.container import Container, ContainerSite, Image, Mount
 
 Document = dict[str, Any]
 TICK_S = 0.1
@@ -106,13 +107,13 @@ class Pod:
     """Starts at once. `revision` is what its controller compares."""
 
     def __init__(
-        self, name: str, address: str, template: Document, place: ContainerPlace, parts: PodParts
+        self, name: str, address: str, template: Document, site: ContainerSite, parts: PodParts
     ) -> None:
         self.name, self.address = name, address
         self.labels: dict[str, str] = template["metadata"]["labels"]
         self.annotations: dict[str, str] = template["metadata"].get("annotations", {})
         self.spec: Document = template["spec"]
-        self.place = place
+        self.site = site
         self.initialised = 0  # init containers that have succeeded
         self.code: int | None = None  # of a pod that is to end by itself
         self.error: BaseException | None = None
@@ -179,7 +180,7 @@ class Pod:
     def logs(self) -> str:
         return "\n".join(
             f"== {self.name} {path.stem}\n{path.read_text()[-3000:]}"
-            for path in sorted(self.place.folder.glob("*.log"))
+            for path in sorted(self.site.folder.glob("*.log"))
         )
 
     def log_of(self, container: str, *, previous: bool = False) -> str:
@@ -189,7 +190,7 @@ class Pod:
         if len(starts) < (3 if previous else 2):
             raise LookupError(f"{container} of {self.name} has had no such run")
         begin, end = starts[-3:-1] if previous else starts[-2:]
-        content = (self.place.folder / f"{container}.log").read_bytes()
+        content = (self.site.folder / f"{container}.log").read_bytes()
         return content[begin:end].decode(errors="replace")
 
     def _record(self, kind: str, reason: str, message: str) -> None:
@@ -246,7 +247,7 @@ class Pod:
     def _keep_running(self) -> None:
         if self.spec.get("shareProcessNamespace"):
             mounts = self._parts.images(self.spec["containers"][0]["image"]).mounts
-            self._pause = Container(self.place, "pause", PAUSE, {}, mounts)
+            self._pause = Container(self.site, "pause", PAUSE, {}, mounts)
         for spec in self.spec["containers"]:
             self._running[spec["name"]] = self._fresh(spec)
         while not self._leaving.wait(TICK_S):
@@ -301,8 +302,8 @@ class Pod:
             if kind == "tcpSocket":
                 socket.create_connection((self.address, port), timeout_s).close()
                 return True
-            called = http.client.HTTPConnection(self.address, port, timeout=timeout_s)
-            with closing(called):
+            secure = probe[kind].get("scheme") == "HTTPS"
+            with closing(probing_call(self.address, port, timeout_s, secure=secure)) as called:
                 called.request("GET", probe["httpGet"]["path"])
                 return 200 <= called.getresponse().status < 400
         except (OSError, http.client.HTTPException):
@@ -348,11 +349,11 @@ class Pod:
             mounts.append(Mount(volume.source, each["mountPath"], read_only))
         words = [*spec["command"], *spec.get("args", ())]
         command = [expanded(word, environment) for word in words]
-        log = self.place.folder / f"{spec['name']}.log"
+        log = self.site.folder / f"{spec['name']}.log"
         starts = self._log_starts.setdefault(spec["name"], [])
         starts.append(log.stat().st_size if log.exists() else 0)
         self._record("Normal", "Started", f"Started container {spec['name']}")
-        return Container(self.place, spec["name"], command, environment, mounts, self._pause)
+        return Container(self.site, spec["name"], command, environment, mounts, self._pause)
 
     def _value(self, variable: Document) -> str | None:
         source = variable.get("valueFrom")
@@ -362,6 +363,17 @@ class Pod:
             fields = {"metadata.name": self.name, "status.podIP": self.address}
             return fields[source["fieldRef"]["fieldPath"]]
         return self._parts.value_of(source)
+
+
+def probing_call(
+    host: str, port: int, timeout_s: float, *, secure: bool
+) -> http.client.HTTPConnection:
+    """Return the connection of a probe. A kubelet trusts any certificate."""
+    if not secure:
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
 
 
 def port_number(spec: Document, port: str | int) -> int:

@@ -41,10 +41,10 @@ def pod_rows(pods: Sequence[Pod], *, wide: bool) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = [("NAME", "READY", "STATUS", "RESTARTS", "AGE", *more)]
     for pod in pods:
         ready = sum(each.ready for each in pod.containers)
-        place = (pod.address, NODE) if wide else ()
+        wider = (pod.address, NODE) if wide else ()
         rows.append((
             pod.name, f"{ready}/{len(pod.spec['containers'])}", status_of(pod), pod.restarts,
-            age(pod.made_s), *place,
+            age(pod.made_s), *wider,
         ))  # fmt: skip
     return rows
 

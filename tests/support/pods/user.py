@@ -12,7 +12,7 @@ from tests.support.pods.programs import Programs
 TYPED_S = 400.0
 # Else the script's output stays open as long as one of them runs.
 END_JOBS = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
-PLACES = "/usr/local/bin:/usr/bin:/bin:/usr/sbin"
+FOLDERS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin"
 
 
 def listening(port: int | str) -> str:
@@ -28,7 +28,7 @@ class User:
 
     programs: Programs
     namespace: str
-    path: str = PLACES
+    path: str = FOLDERS
     used: list[str] = field(default_factory=list)
 
     def shell(self, script: str) -> subprocess.Popen[str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.pods.container import ContainerPlace, Mount
+from tests.support.pods.container import ContainerSite, Mount
 from tests.support.pods.secrets_server import SecretsServer
 
 Document = dict[str, Any]
@@ -22,7 +22,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 def volumes_of(
     spec: Document,
-    place: ContainerPlace,
+    site: ContainerSite,
     claims: Path,
     api: SecretsServer,
     config_maps: Mapping[str, Document],
@@ -32,19 +32,19 @@ def volumes_of(
     made = {}
     for volume in spec.get("volumes", ()):
         name = volume["name"]
-        folder = place.folder / "volatile" / name
+        folder = site.folder / "volatile" / name
         if "emptyDir" in volume:
-            made[name] = Mount(_empty(folder, place, volume["emptyDir"] or {}), name, False)
+            made[name] = Mount(_empty(folder, site, volume["emptyDir"] or {}), name, False)
         elif "secret" in volume:
-            made[name] = Mount(_secret_files(volume, place, api), name)
+            made[name] = Mount(_secret_files(volume, site, api), name)
         elif "configMap" in volume:
             found = config_maps[volume["configMap"]["name"]]["data"]
             data = {key: text.encode() for key, text in found.items()}
-            made[name] = Mount(_files(folder, data, 0o644, place.group), name)
+            made[name] = Mount(_files(folder, data, 0o644, site.group), name)
         elif "persistentVolumeClaim" in volume:
             claim = claims / f"claim-{volume['persistentVolumeClaim']['claimName']}"
             claim.mkdir(exist_ok=True)
-            os.chown(claim, -1, place.group)
+            os.chown(claim, -1, site.group)
             claim.chmod(0o2775)
             made[name] = Mount(claim, name, False)
         elif "hostPath" in volume:
@@ -54,43 +54,43 @@ def volumes_of(
     return made
 
 
-def account_mounts(spec: Document, place: ContainerPlace, api: SecretsServer) -> tuple[Mount, ...]:
+def account_mounts(spec: Document, site: ContainerSite, api: SecretsServer) -> tuple[Mount, ...]:
     """Return the mount of the service account's files, if the pod wants it."""
     if not spec.get("automountServiceAccountToken"):
         return ()
-    folder = place.folder / "volatile" / "service-account"
+    folder = site.folder / "volatile" / "service-account"
     files = api.account_files(spec["serviceAccountName"])
-    return (Mount(_files(folder, files, 0o440, place.group), ACCOUNT),)
+    return (Mount(_files(folder, files, 0o440, site.group), ACCOUNT),)
 
 
-def _empty(folder: Path, place: ContainerPlace, options: Document) -> Path:
+def _empty(folder: Path, site: ContainerSite, options: Document) -> Path:
     folder.mkdir(parents=True)
     if options.get("medium") == "Memory":
-        inner = Path("/dev/shm") / f"pods-{os.getpid()}-{place.folder.name}-{folder.name}"
+        inner = Path("/dev/shm") / f"pods-{os.getpid()}-{site.folder.name}-{folder.name}"
         inner.mkdir(exist_ok=True)
         folder.rmdir()
         folder.symlink_to(inner)
         folder = inner
-    os.chown(folder, -1, place.group)
+    os.chown(folder, -1, site.group)
     folder.chmod(0o2777)
     return folder
 
 
-def refresh_secret(spec: Document, place: ContainerPlace, name: str, api: SecretsServer) -> None:
+def refresh_secret(spec: Document, site: ContainerSite, name: str, api: SecretsServer) -> None:
     """Write a Secret's data again where a pod mounts it."""
     for volume in spec.get("volumes", ()):
         if volume.get("secret", {}).get("secretName") == name:
-            _secret_files(volume, place, api)
+            _secret_files(volume, site, api)
 
 
-def _secret_files(volume: Document, place: ContainerPlace, api: SecretsServer) -> Path:
+def _secret_files(volume: Document, site: ContainerSite, api: SecretsServer) -> Path:
     """Write the files of a volume that mounts a Secret, or those of its `items`."""
     secret = volume["secret"]
     data = api.data(secret["secretName"])
     if items := secret.get("items"):
         data = {each["path"]: data[each["key"]] for each in items}
-    folder = place.folder / "volatile" / volume["name"]
-    return _files(folder, data, int(secret.get("defaultMode", 0o644)), place.group)
+    folder = site.folder / "volatile" / volume["name"]
+    return _files(folder, data, int(secret.get("defaultMode", 0o644)), site.group)
 
 
 def _files(folder: Path, data: Mapping[str, bytes], mode: int, group: int) -> Path:

@@ -33,8 +33,8 @@ def make_pool(codes, dtype, dim):
 def both(codes, dtype, kv):
     """The memory of two pools that the rows of `kv` were written to, by torch and compiled."""
     pools = [make_pool(codes, dtype, kv.shape[-1]) for _ in range(2)]
-    places = torch.randperm(BLOCKS * SIZE)[: len(kv)]
-    blocks, slots = places // SIZE, places % SIZE
+    positions = torch.randperm(BLOCKS * SIZE)[: len(kv)]
+    blocks, slots = positions // SIZE, positions % SIZE
     pools[0].put(1, blocks, slots, kv.to(dtype))
     Slabs(pools[1]).write(1, blocks, slots, kv.to(dtype))
     return pools[0].memory, pools[1].memory

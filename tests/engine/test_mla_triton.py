@@ -1,5 +1,5 @@
 """Latent attention on a GPU: which rows are absorbed, which chunks expanded. The results are held
-by `latent_parity` (see test_triton_latent)."""
+by `latent_parity` (see test_triton_mla)."""
 
 from __future__ import annotations
 

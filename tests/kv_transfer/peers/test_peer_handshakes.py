@@ -1,4 +1,4 @@
-"""Greetings and first contacts under way: lost, slow, unanswered, or a bad fit."""
+"""Handshakes under way: lost, slow, unanswered, or a bad fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.timed
 
 
-async def greeting_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[None]]:
+async def handshake_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[None]]:
     """Calls that ask for one boot id, the first of which greets and hears no answer yet."""
     scene.peer.gate.clear()
     tasks = []
@@ -33,14 +33,14 @@ async def greeting_begun(scene: Scene, *addresses: str) -> list[asyncio.Task[Non
             worker_id="prefill-0", boot_id=b"1" * 16, address=address or scene.address
         )
         tasks.append(asyncio.create_task(scene.peers.open(candidate)))
-        await eventually(lambda: scene.peer.greetings)
+        await eventually(lambda: scene.peer.handshakes)
     # The later callers have to join the first one's handshake; no event tells of that.
     await asyncio.sleep(0.01)
     return tasks
 
 
 async def test_a_peer_lost_during_its_handshake_is_reported_as_lost(scene: Scene) -> None:
-    (opening,) = await greeting_begun(scene, "")
+    (opening,) = await handshake_begun(scene, "")
     scene.peers.forget(b"1" * 16)  # as by another handoff
     scene.peer.gate.set()
     with pytest.raises(Unavailable):
@@ -60,7 +60,7 @@ async def test_a_failed_handshake_dials_no_address_of_a_waiter(
         return open_channel(address, tls)
 
     monkeypatch.setattr(peer_client, "open_channel", noted)
-    first, second = await greeting_begun(scene, "", "127.0.0.1:1")
+    first, second = await handshake_begun(scene, "", "127.0.0.1:1")
     scene.peer.restart(b"2" * 16)  # so that the handshake fails
     scene.peer.gate.set()
     with pytest.raises(Unavailable, match="has restarted"):
@@ -77,7 +77,7 @@ async def test_a_failed_handshake_dials_no_address_of_a_waiter(
 async def test_a_peer_forgotten_after_its_handshake_opens_no_stream(
     scene: Scene,
 ) -> None:
-    first, second = await greeting_begun(scene, "", "")
+    first, second = await handshake_begun(scene, "", "")
     scene.peer.gate.set()
     first.add_done_callback(lambda _: scene.peers.forget(b"1" * 16))
     await (await first).close()
@@ -86,7 +86,7 @@ async def test_a_peer_forgotten_after_its_handshake_opens_no_stream(
     await scene.open(b"1" * 16)
 
 
-@pytest.mark.parametrize("how", ["greeting", "pool"])
+@pytest.mark.parametrize("how", ["handshake", "pool"])
 async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
     scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,11 +97,11 @@ async def test_a_peer_that_does_not_fit_leaves_no_channel_open(
         return opened[-1]
 
     monkeypatch.setattr(peer_client, "open_channel", noted)
-    if how == "greeting":
+    if how == "handshake":
         monkeypatch.setattr(scene.peer, "kv_dtype", "bfloat16")
     else:  # it fits, and cannot be read
         scene.peer.exchange.decide = lambda attempt: Fate(failed=True)
-    with pytest.raises(Incompatible if how == "greeting" else ReadFailed):
+    with pytest.raises(Incompatible if how == "handshake" else ReadFailed):
         await scene.open(b"1" * 16)
     assert scene.known() == set()
     await eventually(lambda: opened[0].get_state() is grpc.ChannelConnectivity.SHUTDOWN, 20)
@@ -129,7 +129,7 @@ async def test_a_slow_first_contact_yields_to_the_next_candidate(
     await scene.first_contact_ended(b"1" * 16)
     measured = scene.peer.exchange.reads
     await scene.open(b"1" * 16)
-    assert scene.peer.exchange.reads == measured and scene.peer.greetings == 1
+    assert scene.peer.exchange.reads == measured and scene.peer.handshakes == 1
 
 
 async def test_a_failed_first_contact_without_waiters_is_repeated(
@@ -145,7 +145,7 @@ async def test_a_failed_first_contact_without_waiters_is_repeated(
     scene.peer.exchange.release_stuck()
     await eventually(lambda: not scene.known(), 20)
     await scene.open(b"1" * 16)
-    assert scene.peer.greetings == 2
+    assert scene.peer.handshakes == 2
 
 
 async def test_a_peer_forgotten_while_connecting_leaves_no_connection(
@@ -185,7 +185,7 @@ async def test_an_unreached_peer_costs_later_requests_little(
         for _ in range(2):
             with pytest.raises(Unavailable, match="takes over 0.1 s"):
                 await scene.open(b"1" * 16)
-        assert so_far_s() < 0.45  # not for the greeting's time
+        assert so_far_s() < 0.45  # not for the handshake's time
     scene.peer.gate.set()
     await scene.first_contact_ended(b"1" * 16)
     await scene.open(b"1" * 16)
@@ -204,15 +204,15 @@ async def test_unreached_peers_are_remembered_within_bounds(
     assert scene.timed_out() == [b"2" * 16, b"3" * 16]
 
 
-async def test_closing_ends_the_greetings_under_way(scene: Scene) -> None:
-    (opening,) = await greeting_begun(scene, "")
+async def test_closing_ends_the_handshakes_under_way(scene: Scene) -> None:
+    (opening,) = await handshake_begun(scene, "")
     await scene.peers.close()
     with pytest.raises(Unavailable, match="lost during the handshake"):
         await opening
 
 
 async def test_a_waiter_that_leaves_closes_no_other_channel(scene: Scene) -> None:
-    first, second = await greeting_begun(scene, "", "")
+    first, second = await handshake_begun(scene, "", "")
     first.cancel()
     await asyncio.wait({first})
     scene.peer.gate.set()

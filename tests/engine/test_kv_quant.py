@@ -49,8 +49,8 @@ def test_the_error_is_bounded_by_the_rows_greatest_magnitude(codes: KvQuant) -> 
 def test_the_greatest_magnitude_is_kept(codes: KvQuant) -> None:
     numbers = torch.randn(50, 32)
     found = codes.decode(*codes.encode(numbers))
-    place = numbers.abs().argmax(-1, keepdim=True)
-    torch.testing.assert_close(found.gather(-1, place), numbers.gather(-1, place))
+    highest = numbers.abs().argmax(-1, keepdim=True)
+    torch.testing.assert_close(found.gather(-1, highest), numbers.gather(-1, highest))
 
 
 def test_a_row_does_not_depend_on_its_neighbours(codes: KvQuant) -> None:

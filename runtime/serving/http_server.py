@@ -13,10 +13,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from baton.runtime.serving.client_tls import ClientTls
+from baton.runtime.serving.secure_connection import SecureConnection
 
 ACCEPTS_PER_TURN = 1
 TURNS_TO_CONNECT = 3  # asyncio needs two from accept to `connection_made`
@@ -43,7 +47,8 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 class HttpServer(uvicorn.Server):
     """Serves `app` on `listener`; `on_started` is called once, when the port answers. Set
-    `should_exit` to stop it; open requests have `drain_s` to end."""
+    `should_exit` to stop it; open requests have `drain_s` to end. With `tls` it answers https://
+    alone."""
 
     def __init__(
         self,
@@ -56,11 +61,13 @@ class HttpServer(uvicorn.Server):
         keep_alive_s: int,
         limit_concurrency: int | None = None,
         on_started: Callable[[], None],
+        tls: ClientTls | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=protocol,
+                # uvicorn calls it for each connection, so a function serves it as well
+                http=protocol if tls is None else cast(Any, self._secure(protocol, tls)),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -84,6 +91,19 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self._listener.listen(self._backlog)
         self._on_started()
+
+    def _secure(
+        self, protocol: type[HttpToolsProtocol], tls: ClientTls
+    ) -> Callable[..., SecureConnection]:
+        """Return what makes a connection with TLS of the arguments that uvicorn gives a
+        protocol."""
+
+        def connect(**given: Any) -> SecureConnection:
+            state, limit = given["server_state"], given["config"].limit_concurrency
+            make = partial(protocol, **given)
+            return SecureConnection(tls.context(), make, state.connections, limit)
+
+        return connect
 
     def abort(self) -> None:
         """Close every open connection, unread bytes included."""

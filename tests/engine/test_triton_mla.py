@@ -26,5 +26,5 @@ def test_tiles_are_what_a_matrix_product_takes(heads: int, dtype: torch.dtype) -
 
 def test_no_rows_launch_nothing() -> None:
     """Without a GPU a launch would fail."""
-    places = torch.empty(0, dtype=torch.int64)
-    write_latents(torch.empty(0, 24), torch.empty(1, 8, 24), None, places, places, 16)
+    slots = torch.empty(0, dtype=torch.int64)
+    write_latents(torch.empty(0, 24), torch.empty(1, 8, 24), None, slots, slots, 16)

@@ -45,9 +45,9 @@ class Case:
             kv_heads=self.kv_heads, layers=LAYERS, head_dim=self.dim, latent=None, features=0
         )
         self.pool = self.made(dtype)
-        places = torch.arange(BLOCKS * SIZE)
-        kv = torch.randn(len(places), self.kv_heads, 2, self.dim)
-        self.pool.put(1, places // SIZE, places % SIZE, kv)
+        positions = torch.arange(BLOCKS * SIZE)
+        kv = torch.randn(len(positions), self.kv_heads, 2, self.dim)
+        self.pool.put(1, positions // SIZE, positions % SIZE, kv)
         self.spec = AttentionSpec(0.3, (0, window), cap)
         self.order = torch.randperm(BLOCKS).tolist()
 
@@ -90,9 +90,9 @@ class Case:
     def batch(self, *pieces):
         """`pieces` are (start, tokens); each has a table of its own, which blocks share."""
         slices = []
-        for place, (start, count) in enumerate(pieces):
+        for index, (start, count) in enumerate(pieces):
             needed = -(-(start + count) // SIZE)
-            table = [self.order[(3 * place + i) % BLOCKS] for i in range(needed)]
+            table = [self.order[(3 * index + i) % BLOCKS] for i in range(needed)]
             slices.append(Slice([1] * count, start, table))
         return lay_out(StepBatch(tuple(slices)), Bounds(BLOCKS, SIZE, 9, 384))
 
