@@ -75,7 +75,9 @@ def _add_router(commands: Any) -> None:
 def _worker(options: argparse.Namespace) -> None:
     from baton.deploy.host.cluster_secrets import read_secrets
     from baton.deploy.host.packages import check_worker_packages
+    from baton.deploy.host.process_lifecycle import end_at_sigterm
 
+    end_at_sigterm()
     secrets = read_secrets(os.environ)
     config = config_of(options)
     check_worker_packages(config.worker.device)
@@ -93,6 +95,9 @@ def _worker(options: argparse.Namespace) -> None:
 
 def _router(options: argparse.Namespace) -> None:
     from baton.deploy.host.cluster_secrets import read_secrets
+    from baton.deploy.host.process_lifecycle import end_at_sigterm
+
+    end_at_sigterm()
     from baton.deploy.processes.router_process import run_router
     from baton.router.console.admin_port import AdminAccess
 

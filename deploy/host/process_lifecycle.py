@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,12 @@ def raise_open_file_limit() -> int:
         return soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+def end_at_sigterm() -> None:
+    """Let SIGTERM end a process that still loads, until its event loop handles the signal. The
+    kernel ignores it otherwise for the first process of a container."""
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def run_to_exit_code(action: Callable[[], int | None]) -> int:

@@ -1,8 +1,13 @@
-"""The open-file limit at a process's start; exit code and message at its end."""
+"""The open-file limit at a process's start, SIGTERM while it loads; exit code and message at its
+end."""
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +29,8 @@ from baton.runtime.errors import (
     ModelError,
     WorkerLost,
 )
+from tests.support.machine_speed import slowness
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -50,6 +57,41 @@ def test_an_infinite_soft_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(resource, "getrlimit", lambda _: infinite)
     monkeypatch.setattr(resource, "setrlimit", lambda *_: pytest.fail("nothing to raise"))
     assert raise_open_file_limit() == resource.RLIM_INFINITY
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    "command", [["worker", "--role", "decode", "--worker-id", "d"], ["router"]], ids=["w", "r"]
+)
+def test_a_first_process_that_loads_ends_at_sigterm(command: list[str], tmp_path: Path) -> None:
+    """As the first process of a container, which has no default action for the signal. It waits
+    for its model's configuration, a pipe."""
+    model, registry = tmp_path / "model", tmp_path / "registry"
+    model.mkdir()
+    registry.mkdir(0o700)
+    os.mkfifo(model / "config.json")
+    started = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-P", "-m",
+         "baton.deploy.cli.main", *command, "--model", model, "--registry", registry,
+         "--set", "security.tls=off"],
+        env=os.environ | {"BATON_TOKEN": "a token of sixteen or more characters"},
+    )  # fmt: skip
+    try:
+        wait_until(lambda: _is_read(model / "config.json") or started.poll() is not None)
+        (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGTERM)
+        assert started.wait(20 * slowness()) == 128 + signal.SIGTERM
+    finally:
+        started.kill()
+        started.wait()
+
+
+def _is_read(pipe: Path) -> bool:
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:  # no process has opened it
+        return False
+    return True
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (7, 7)])
