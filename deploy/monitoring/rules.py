@@ -171,11 +171,11 @@ ALERTS = (
     ),
     Alert(  # a fleet without prefill workers has had none for a day
         name="BatonPrefillWorkersLost",
-        expr=f"(max by (instance) ({_READY_PREFILL}) == 0"
-        f" and on () max(max_over_time({_READY_PREFILL}[1d])) > 0"
-        f" or max by (instance) ({_READY_PREFILL})"
-        f" < 0.5 * max by (instance) ({series('baton_links', _PREFILL)}))"
-        f" and max by (instance) ({_READY_DECODE}) > 0",
+        expr=f"(max by (job, instance) ({_READY_PREFILL}) == 0"
+        f" and on (job) max by (job) (max_over_time({_READY_PREFILL}[1d])) > 0"
+        f" or max by (job, instance) ({_READY_PREFILL})"
+        f" < 0.5 * max by (job, instance) ({series('baton_links', _PREFILL)}))"
+        f" and max by (job, instance) ({_READY_DECODE}) > 0",
         lasts="5m",
         severity="warning",
         summary="A router has no prefill worker left, or most of those linked take no work; decode "

@@ -161,13 +161,20 @@ CASES = {
         "BatonPrefillWorkersLost",
         {READY_PREFILL: "2x10 0x50", READY: "2x60", ROUTER: "2x10 0x50"},
         fires=True,
-        labels=OF_ROUTER,
+        labels=OF_ROUTER | OF_JOB,
+    ),
+    "prefill_lost_in_one_job": alert_case(  # another model never had prefill workers
+        "BatonPrefillWorkersLost",
+        {READY_PREFILL: "2x10 0x50", READY: "2x60", ROUTER: "2x10 0x50"}
+        | of_model_a({READY_PREFILL: "0x60", READY: "2x60", ROUTER: "0x60"}),
+        fires=True,
+        labels=OF_ROUTER | OF_JOB,
     ),
     "most_prefill_red": alert_case(
         "BatonPrefillWorkersLost",
         {READY_PREFILL: "3x10 1x50", READY: "2x60", ROUTER: "3x60"},
         fires=True,
-        labels=OF_ROUTER,
+        labels=OF_ROUTER | OF_JOB,
     ),
     "one_prefill_red": alert_case(
         "BatonPrefillWorkersLost",

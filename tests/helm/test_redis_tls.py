@@ -99,6 +99,23 @@ def test_a_redis_of_your_own_gets_no_certificate() -> None:
     assert "--redis" not in json.dumps(hook)
 
 
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("rediss://r", 6379),
+        ("rediss://r:6390/3", 6390),
+        ("rediss://[fd00::6:1]", 6379),
+        ("rediss://[fd00::6:1]:6390/0", 6390),
+    ],
+)
+def test_policies_open_the_port_of_your_own_redis(url: str, port: int) -> None:
+    own = {"redis": {"enabled": False, "url": url}, "secrets": {"existing": "mine"}}
+    policy = render(merged(DEMO, own)).named("NetworkPolicy", "baton-router")
+    rules = policy["spec"]["egress"]
+    anywhere = {port["port"] for rule in rules if "to" not in rule for port in rule["ports"]}
+    assert anywhere - {53} == {port}
+
+
 def test_a_given_secret_is_mounted() -> None:
     given = {name: name[0] for name in ("router", "prefill", "decode", "redis")} | {"ray": "y"}
     asked = {"tls": {"mode": "existing", "existingSecrets": given}}

@@ -20,7 +20,7 @@
     - {protocol: TCP, port: 6379}
 {{- else }}
 - ports:
-    - {protocol: TCP, port: {{ regexFind ":[0-9]+" (regexReplaceAll "^[a-z]+://([^@]*@)?" .root.Values.redis.url "") | trimPrefix ":" | default "6379" }}}
+    - {protocol: TCP, port: {{ regexReplaceAll "^[a-z]+://([^/]*@)?" .root.Values.redis.url "" | regexFind "^[^/?]*" | regexFind ":[0-9]+$" | trimPrefix ":" | default "6379" }}}
 {{- end }}
 {{- with .root.Values.monitoring.otlpEndpoint }}
 - ports:
