@@ -4,11 +4,11 @@ import sys
 
 import instructor
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Person(BaseModel):
-    name: str
+    name: str = Field(max_length=20)  # the small model may end no text of JSON without spaces
     count: int
 
 

@@ -4,11 +4,11 @@ import sys
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Person(BaseModel):
-    name: str
+    name: str = Field(max_length=20)  # the small model may end no text of JSON without spaces
     count: int
 
 

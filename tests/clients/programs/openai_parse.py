@@ -3,19 +3,19 @@
 import sys
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Person(BaseModel):
-    name: str
+    name: str = Field(max_length=20)  # the small model may end no text of JSON without spaces
     count: int
 
 
 class Find(BaseModel):
     """where an object is"""
 
-    object: str
-    colour: str
+    object: str = Field(max_length=20)
+    colour: str = Field(max_length=20)
 
 
 def shape(made: BaseModel) -> str:

@@ -11,7 +11,7 @@ const server = createOpenAICompatible({
   supportsStructuredOutputs: true,
 });
 const model = server("baton-tiny");
-const schema = z.object({ name: z.string(), count: z.number().int() });
+const schema = z.object({ name: z.string().max(20), count: z.number().int() });
 const asked = {
   model,
   schema,
@@ -33,7 +33,7 @@ const { toolCalls } = await generateText({
   tools: {
     find_object: tool({
       description: "where an object is",
-      inputSchema: z.object({ object: z.string(), colour: z.string() }),
+      inputSchema: z.object({ object: z.string().max(20), colour: z.string().max(20) }),
     }),
   },
 });
