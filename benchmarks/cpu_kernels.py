@@ -1,6 +1,7 @@
 """Measure the gain of each CPU kernel over torch and oneDNN, interleaved on this machine.
 
-    python -m benchmarks.cpu_kernels [--rounds N] [--threads N] [--avx2] [--only TEXT] [--json FILE]
+    python -m benchmarks.cpu_kernels [--rounds N] [--threads N] [--isa avx2 | --isa avx512]
+        [--only TEXT] [--json FILE]
 
 Each case runs the kernel of engine/cpu and torch's own way over the same operands, once each in
 every round, in an order that changes. A figure is torch's time over the kernel's: above 1 the
@@ -8,9 +9,9 @@ kernel is faster. It is the median of the rounds' ratios; the fastest time of ei
 beside it. Operands are those of a Qwen3-shaped layer (hidden 1024, 16 query and 8 KV heads of
 128, FFN 3072), of many layers in turns where a step would find them outside the caches.
 
-`--avx2` restricts Numba, torch and oneDNN to AVX2, so that a processor with AVX-512 shows what
-one without it would gain. The program starts itself again with that environment, and with the
-short spinning of idle threads that `baton serve` sets.
+`--isa` restricts Numba, torch and oneDNN to AVX2, or to AVX-512 with BF16 and without AMX, so that
+one processor shows what others would gain. The program starts itself again with that environment,
+and with the short spinning of idle threads that `baton serve` sets.
 """
 
 from __future__ import annotations
@@ -56,12 +57,23 @@ from benchmarks.figures.report import Figure, parser, report
 from benchmarks.inputs.cached_model import cached_model
 
 SPIN = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": SHORT_SPIN}
-AVX2 = {
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+popcnt,+sse4.2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+_AVX2_FEATURES = "+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+popcnt,+sse4.2"
+_AVX512_FEATURES = "+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,+avx512vnni,+avx512bf16"
+RESTRICTED = {
+    "avx2": {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": _AVX2_FEATURES,
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "avx512": {
+        "NUMBA_CPU_NAME": "cooperlake",
+        "NUMBA_CPU_FEATURES": f"{_AVX2_FEATURES},{_AVX512_FEATURES}",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
 }
 COLD_MATRICES = 24  # of 6 MiB each: no core's own cache holds them
 BLOCK_TOKENS = 16
@@ -98,7 +110,7 @@ def products() -> Iterator[Case]:
 
 
 def _one_dnn(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    if not bfloat16_is_fast() or "NUMBA_CPU_NAME" in os.environ:
+    if not bfloat16_is_fast() or os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":
         return lambda x: product(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
@@ -331,10 +343,10 @@ def main() -> None:
     options = parser(__doc__.partition("\n")[0])
     options.add_argument("--rounds", type=int, default=15)
     options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--avx2", action="store_true", help="use no more than AVX2")
+    options.add_argument("--isa", choices=RESTRICTED, help="use no more than these instructions")
     options.add_argument("--only", default="", metavar="TEXT", help="cases with this in the name")
     given = options.parse_args()
-    wanted = SPIN | (AVX2 if given.avx2 else {})
+    wanted = SPIN | RESTRICTED.get(given.isa, {})
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         again = [sys.executable, "-m", "benchmarks.cpu_kernels", *sys.argv[1:]]
         os.execve(sys.executable, again, os.environ | wanted)
@@ -345,7 +357,7 @@ def main() -> None:
         ratio, ours, theirs = measured(case, given.rounds)
         beside = f"kernel {ours * 1e3:.3g} ms, torch {theirs * 1e3:.3g} ms"
         found.append(Figure(case.name, ratio, "times", beside))
-    unit = "AVX2 alone" if given.avx2 else matrix_unit()
+    unit = f"{given.isa} alone" if given.isa else matrix_unit()
     report(found, given.json, [f"{unit}; {given.threads} threads"])
 
 
