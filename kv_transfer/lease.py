@@ -74,8 +74,10 @@ class ReaderLease:
         return True
 
     def shorten(self, lease_s: float) -> None:
-        """Use the granter's shorter lease; the number of renewals per lease stays."""
+        """Use the granter's shorter lease; the number of renewals per lease stays, so the next one
+        falls due earlier."""
         share = min(1.0, TRUSTED_SHARE * lease_s / self._trusted_s)
+        self._due -= (1.0 - share) * self._interval_s
         self._trusted_s *= share
         self._interval_s *= share
 

@@ -40,7 +40,8 @@ class ReaderSession:
         self._lease = ReaderLease(config.lease_s)
         self._on_message = on_message
         self._on_failure = on_failure
-        self._leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._leaving = False
+        self._awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._speaker: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -64,7 +65,8 @@ class ReaderSession:
     def leave(self, unsettled: Sequence[asyncio.Future[None]]) -> asyncio.Task[None]:
         """End the session after the fetch. `closed` waits for `unsettled`, the READs that may still
         land, and is never sent if the lease ends first. Returns the task of the stream's end."""
-        self._leaving.set_result(None)
+        self._leaving = True
+        self._wake_speaker()
         if self._alarm is not None:
             self._alarm.cancel()
         self._closing = asyncio.create_task(self._close(list(unsettled)))
@@ -78,15 +80,21 @@ class ReaderSession:
     async def _speak(self, opening: handoff_pb2.OpenHandoff) -> None:
         try:
             await self._link.send(handoff_pb2.ReaderMessage(open=opening))
-            while not self._leaving.done():
+            while not self._leaving:
                 now = _now()
                 if self._lease.due(now):
                     renew = handoff_pb2.Renew(n=self._lease.renewal(now))
                     await self._link.send(handoff_pb2.ReaderMessage(renew=renew))
                 else:
-                    await waits.done_within(self._leaving, self._lease.due_at - now)
+                    self._awake = asyncio.get_running_loop().create_future()
+                    await waits.done_within(self._awake, self._lease.due_at - now)
         except LinkClosed as error:
             self._on_failure(error)
+
+    def _wake_speaker(self) -> None:
+        """End its wait for the next renewal: this falls due earlier, or the session ends."""
+        if not self._awake.done():
+            self._awake.set_result(None)
 
     async def _listen(self) -> None:
         while True:
@@ -95,7 +103,7 @@ class ReaderSession:
             except LinkClosed as error:
                 self._on_failure(error)
                 return
-            if not self._leaving.done():
+            if not self._leaving:
                 try:
                     self._take(message)
                 except Exception as error:  # invalid message, or a failed callback
@@ -119,7 +127,10 @@ class ReaderSession:
         if self.opened_at is not None or opened.lease_ms == 0:
             raise HandoffError("the granter opened twice, or with a lease of 0")
         self.opened_at = _now()
+        due_at = self._lease.due_at
         self._lease.shorten(opened.lease_ms / 1000)
+        if self._lease.due_at < due_at:
+            self._wake_speaker()
         self._lease.acknowledged(0)
         self._set_alarm()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -200,4 +201,22 @@ def test_a_block_that_is_not_the_wanted_one_is_refused(wrong: str) -> None:
         await stage.ended()
 
     handoff_stage.on_virtual_time(main)
+    handoff_stage.nothing_left(stage, prompt)
+
+
+@pytest.mark.parametrize("granted_s", [0.5, 1.0, 2.5])
+def test_a_reader_renews_a_lease_that_is_shorter_than_its_own(granted_s: float) -> None:
+    """By its own lease, it would renew for the first time after 2.5 s."""
+
+    async def story() -> tuple[handoff_stage.Stage, handoff_stage.ScriptedPrompt]:
+        stage, prompt = handoff_stage.Stage(lease_s=granted_s), handoff_stage.chunked(pause=1.5)
+        link = stage.granter_link(prompt)
+        stage.config = dataclasses.replace(stage.config, lease_s=10.0)
+        names = [handoff_stage.name_of(index) for index in range(6)]
+        await stage.fetch(link, stage.opening(), handoff_stage.OWN, names)
+        await stage.ended()
+        return stage, prompt
+
+    (stage, prompt), loop = handoff_stage.on_virtual_time(story)
+    assert stage.sent.count("renew") == pytest.approx(4 * loop.time() / granted_s, abs=2)
     handoff_stage.nothing_left(stage, prompt)

@@ -76,6 +76,15 @@ def test_a_shorter_grant_shortens_trust_and_a_longer_adds_none() -> None:
     assert lease.acknowledged(1) and lease.trusted_until == pytest.approx(1.9)
 
 
+def test_a_shorter_grant_makes_the_next_renewal_due_earlier() -> None:
+    lease = ReaderLease(10.0, renewals_per_lease=4)
+    lease.renewal(3.0)
+    lease.shorten(1.0)
+    assert lease.due_at == pytest.approx(3.25) and lease.due(3.3)
+    lease.shorten(60.0)
+    assert lease.due_at == pytest.approx(3.25)
+
+
 def test_unacknowledged_renewals_do_not_pile_up() -> None:
     lease = ReaderLease(1.0)
     for i in range(10_000):
