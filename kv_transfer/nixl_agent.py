@@ -147,12 +147,15 @@ class NixlAgent:
         if any(peer.boot_id == pool.boot_id for peer in self._leaving):
             raise ReadFailed(f"earlier READs from {_short(pool.boot_id)} are still in flight")
         shape = pool.shape(self._pool.block_bytes, len(self._pool.rank_pools))
+        name = blocks = None
         try:
             name = self._agent.add_remote_agent(pool.metadata)
             rows = [(cut.granter_rank, cut.granter_offset, cut.length) for cut in shape.cuts]
             blocks = self._agent.prep_xfer_dlist(name, every_block(pool, rows), pool.memory)
             own = self._own_blocks(shape, pool.ratio)
         except Exception as error:  # NIXL's bindings raise classes of their own
+            if name is not None:
+                self._remove_peer(name, blocks)
             raise ReadFailed(f"NIXL cannot reach {_short(pool.boot_id)}: {error}") from error
         self._peers[pool.boot_id] = _Peer(pool.boot_id, name, pool, shape, blocks, own)
 
@@ -171,7 +174,7 @@ class NixlAgent:
             return
         peer.forgotten = True
         if peer.reads == 0:
-            self._release_peer(peer)
+            self._remove_peer(peer.name, peer.blocks, peer.own)
         else:
             self._leaving.append(peer)
 
@@ -311,7 +314,7 @@ class NixlAgent:
         flight.peer.reads -= 1
         if flight.peer.forgotten and flight.peer.reads == 0:
             self._leaving.remove(flight.peer)
-            self._release_peer(flight.peer)
+            self._remove_peer(flight.peer.name, flight.peer.blocks, flight.peer.own)
         segment = flight.segment
         if failure is None and segment.read.landed is not None:
             try:
@@ -328,12 +331,13 @@ class NixlAgent:
         except Exception as error:  # the READ has ended
             log.warning("NIXL handle not released", detail=str(error))
 
-    def _release_peer(self, peer: _Peer) -> None:
-        self._release(peer.blocks)
-        if peer.own is not None:
-            self._release(peer.own)
+    def _remove_peer(self, name: Any, *prepared: Any) -> None:
+        """Release the lists that were prepared for a peer, unless None, and remove it."""
+        for blocks in prepared:
+            if blocks is not None:
+                self._release(blocks)
         try:
-            self._agent.remove_remote_agent(peer.name)
+            self._agent.remove_remote_agent(name)
         except Exception as error:  # the peer is unused
             log.warning("NIXL peer not removed", detail=str(error))
 

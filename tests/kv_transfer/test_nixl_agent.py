@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 
 from baton.kv_transfer import nixl_agent, nixl_library
+from baton.kv_transfer.block_sizes import BlockRatio
 from baton.kv_transfer.local_pool import DevicePool
 from baton.kv_transfer.nixl_agent import NixlAgent
 from baton.kv_transfer.nixl_library import load_bindings
@@ -146,8 +147,25 @@ def test_a_connection_that_fails_is_a_failed_read(made: Made, call: str) -> None
     fake.fail.add(call)
     refused = nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     assert isinstance(refused, ReadFailed) and isinstance(refused.__cause__, RuntimeError)
+    assert fake.log == (["remove peer"] if call == "prep_peer" else [])
     fake.fail.clear()
     assert nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer())) is None
+
+
+def test_a_peer_is_removed_if_the_own_blocks_cannot_be_prepared(made: Made) -> None:
+    agent, fake = made
+    fake.fail.add("prep_xfer_dlist")
+    half_bytes = handoff_stage.BLOCK_BYTES // 2
+    half = dataclasses.replace(
+        nixl_agents.nixl_peer(),
+        block_bytes=half_bytes,
+        unit_bytes=half_bytes,
+        ratio=BlockRatio(joined=2),
+    )
+    assert isinstance(nixl_agents.there(agent, lambda: agent.connect(half)), ReadFailed)
+    assert fake.log == ["release blocks of peer", "remove peer"]
+    fake.fail.clear()
+    assert nixl_agents.there(agent, lambda: agent.connect(half)) is None
 
 
 def test_handles_that_nixl_will_not_release_stop_nothing(made: Made) -> None:
