@@ -59,12 +59,13 @@ class KvReservations:
 
     def _span(self, group: Group) -> int:
         """Return how many own blocks a block of each candidate holds, the least common number; 1
-        where the pool could not hold the prompt in whole ones."""
+        where the pool could not hold the prompt in whole ones beside the quarantine, which may
+        last: without a handoff the prompt is computed here, and blocks no other."""
         size = self._pool.block_size
         sizes = [] if group.local else [one.block_size for one in group.request.candidates]
         span = math.lcm(1, *(other // size for other in sizes if other and other % size == 0))
         most = blocks_for(len(group.tokens), size * span) * span + len(group.sequences)
-        return span if most <= self._pool.total else 1
+        return span if most <= self._pool.total - self._pool.quarantined else 1
 
     def replace_leased(self, group: Group) -> None:
         """Lease new destinations for those that went into quarantine. Raises OutOfBlocks and

@@ -7,6 +7,7 @@ import pytest
 from baton.decode_worker.sequences import Phase
 from baton.engine.scheduling.blocks import Hold
 from baton.engine.scheduling.draw_costs import DrawCosts
+from baton.proto import worker_pb2
 from baton.runtime import identity
 from baton.runtime.errors import (
     InvalidRequest,
@@ -270,3 +271,14 @@ def test_first_tokens_of_all_choices_take_their_share(choices: int, computed: in
     bench.scheduler.admit()
     plan = bench.scheduler.plan(tokens_per_s=4.0)  # 16 tokens, four of which a draw takes
     assert len(plan.chunks) == computed
+
+
+def test_larger_blocks_of_a_candidate_wait_for_no_quarantine() -> None:
+    """42 tokens are 11 blocks of 4, or 3 of 16, for which 4 quarantined ones leave no room."""
+    bench = Bench(blocks=15, expected_growth_tokens=1)
+    bench.pool.quarantine(bench.pool.lease(4))
+    prompt = list(range(42))
+    request = bench.submit(prompt, local=False, max_tokens=2)
+    request.candidates = [worker_pb2.Candidate(worker_id="p", block_size=16)]
+    (group,) = bench.scheduler.admit()
+    assert len(group.blocks) == 11 and bench.scheduler.waiting == 0
