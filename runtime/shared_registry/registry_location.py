@@ -30,6 +30,13 @@ SCHEMES = ("redis", "rediss")
 PORT = 6379
 MAX_CONNECTIONS = 16
 _SOCKET_TIMEOUT_S = 0.75 * ANSWER_S  # so that an attempt ends before its caller stops waiting
+# Seconds of silence before the first probe, seconds between probes, and probes without an answer.
+# Other systems than Linux lack some names, and use their own times.
+_KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+}
 _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -165,6 +172,8 @@ def open_server(registry: RegistryConfig, security: SecurityConfig) -> tuple[Red
         "password": registry.password or unquote(url.password or "") or None,
         "socket_timeout": _SOCKET_TIMEOUT_S,
         "socket_connect_timeout": _SOCKET_TIMEOUT_S,
+        "socket_keepalive": True,  # notices a lost server on connections that only listen
+        "socket_keepalive_options": _KEEPALIVE,
         "max_connections": MAX_CONNECTIONS,
         "retry": Retry(NoBackoff(), 0),  # the registry repeats what failed
     }

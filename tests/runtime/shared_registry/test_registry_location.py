@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import traceback
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig
 from baton.runtime.errors import ConfigError
@@ -18,6 +20,7 @@ from baton.runtime.shared_registry.registry_location import (
     check_tls_files,
     folder_of,
     open_registry,
+    open_server,
 )
 
 PLAIN = SecurityConfig(tls="off")
@@ -110,3 +113,29 @@ def test_other_files_of_a_server_over_tls_are_named(tmp_path: Path) -> None:
         check_tls_files(config, SecurityConfig("on", authority=no))
     with pytest.raises(ConfigError, match=rf"security\.certificate: {no}, security\.key: {no} "):
         check_tls_files(config, SecurityConfig("on", certificate=no, key=no))
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_connections_to_a_server_ask_for_keepalive(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py has not always done so by itself."""
+    asked: list[dict[str, object]] = []
+
+    class Recorded:
+        def __init__(self, **options: object) -> None:
+            asked.append(options)
+
+        @classmethod
+        def from_pool(cls, pool: redis.asyncio.ConnectionPool) -> Recorded:
+            return cls(**pool.connection_kwargs)
+
+    monkeypatch.setattr(redis.asyncio, "Redis", Recorded)
+    open_server(RegistryConfig(location=f"{scheme}://host"), PLAIN)
+    (options,) = asked
+    assert options["socket_keepalive"] is True
+    assert options["socket_keepalive_options"] == {
+        socket.TCP_KEEPIDLE: 15,
+        socket.TCP_KEEPINTVL: 5,
+        socket.TCP_KEEPCNT: 3,
+    }
