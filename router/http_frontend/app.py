@@ -173,7 +173,8 @@ def _add_tokenizer(app: FastAPI, router: Router) -> None:
     async def detokenize(request: Request) -> Response:
         async with router.receiving(_deadline(router, request), request.state.tenant) as body:
             asked = await _read(router, request, body, DetokenizeRequest)
-            text = await router.validator.text(asked, router.fleet.limits())
+            work = router.validator.text(asked, router.fleet.limits())
+            text = await _while_connected(request, work)
         return _json({"prompt": text})
 
     @_readable(app, "/tokenizer_info")

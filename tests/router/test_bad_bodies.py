@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from baton.router.requests.validator import Validator
 from tests.support.json_values import JsonObject
+from tests.support.machine_speed import slowness
 from tests.support.router_process import FAST_ROUTER, StartRouter
 
 CHAT = "/v1/chat/completions"
@@ -145,6 +146,30 @@ async def test_a_bug_is_logged_without_the_text_of_the_client(
     (event,) = [event for event in reported if event["event"] == "internal error raised"]
     assert event["error"].startswith(f"UnicodeEncodeError at {__file__}:")
     assert "secret" not in str(event)
+
+
+async def test_a_client_that_leaves_ends_what_it_asked_to_detokenize(
+    router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def held(*_: object) -> None:
+        begun.set()
+        try:
+            await go.wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Validator, "text", held)
+    async with router() as running:
+        asking = asyncio.create_task(running.http.post("/detokenize", json={"tokens": [1]}))
+        try:
+            async with asyncio.timeout(20 * slowness()):
+                await begun.wait()
+                asking.cancel()  # closes its connection
+                await ended.wait()
+        finally:
+            go.set()
 
 
 def minted(reply: httpx.Response) -> str:
