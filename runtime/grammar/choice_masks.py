@@ -7,8 +7,9 @@
 A mask is computed in a mask thread as soon as the tokens before it are known, while the step's
 forward pass runs, and awaited only before the draw. The matcher follows whichever state is wanted:
 it rolls back to the last common token and consumes the rest, so rejected proposals, a preemption
-and a migration (all accepted tokens are consumed at once) need nothing of their own. Reasoning that
-comes before the answer is not masked.
+and a migration (all accepted tokens are consumed at once) need nothing of their own. A matcher that
+broke a limit stays in its error, so another one takes over: the error counts only if the output
+comes to the tokens behind which it arose. Reasoning that comes before the answer is not masked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.runtime import metrics
-from baton.runtime.grammar.matcher import CompiledGrammar
+from baton.runtime.grammar.matcher import CompiledGrammar, GrammarMatcher
+
+MAX_OWN_MATCHERS = 4  # of a choice, after errors: each is compiled, and reads the whole answer
 
 
 class MaskThreads(Protocol):
@@ -49,6 +52,15 @@ class Reasoning:
     opened: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A mask that the matcher could not make: that after `length` accepted tokens and `tail`."""
+
+    length: int
+    tail: tuple[int, ...]
+    reason: str
+
+
 class ChoiceMasks:
     """`output` grows by accepted tokens only; it is shared with the owner of the choice."""
 
@@ -59,7 +71,10 @@ class ChoiceMasks:
         threads: MaskThreads,
         reasoning: Reasoning | None = None,
     ) -> None:
+        self._grammar = grammar
+        self._lexer_number = grammar.lexer_number
         self._matcher = grammar.matcher()
+        self._own_matchers = 0  # so far; before the first, the matcher shares its lexer
         self._output = output
         self._threads = threads
         self._reasoning = reasoning
@@ -68,7 +83,16 @@ class ChoiceMasks:
         self._searched = 0  # leading tokens of the output without the end of reasoning
         self._consumed: list[int] = []  # tokens of the answer that the matcher has
         self._checked = 0  # of these, tokens that are accepted
-        self.error: str | None = None  # the matcher broke a limit: no more masks
+        self._failure: _Failure | None = None  # the last; behind its tokens there is no mask
+
+    @property
+    def error(self) -> str | None:
+        """Why the token after the output has no mask: the matcher broke a limit behind its tokens,
+        or behind the first of them. None where there was no error, or behind other tokens."""
+        failure = self._failure
+        if failure is None or not self._follows(failure, len(self._output), ()):
+            return None
+        return failure.reason
 
     def mask(self, *, start: bool) -> TokenMask:
         """Return the mask after all accepted tokens; begin to compute it if `start`, else it lacks
@@ -90,18 +114,47 @@ class ChoiceMasks:
 
     def bits(self, length: int, tail: tuple[int, ...]) -> bytes | None:
         """Return the mask after `length` accepted tokens and `tail`; None inside of reasoning,
-        behind an end token, and where the tail is no output of the grammar."""
+        behind an end token, where the tail is no output of the grammar, and behind an error."""
         with self._lock:
-            begin = self._answer_begin(length, tail)
-            if begin is None or self.error is not None:
+            begin, failure = self._answer_begin(length, tail), self._failure
+            if begin is None or failure is not None and self._follows(failure, length, tail):
                 return None
-            if not self._go_to(begin, length, tail):
+            bits = self._computed(begin, length, tail)
+            if (reason := self._matcher.error) is not None:
+                self._failure = _Failure(length, tail, reason)
                 return None
-            bits = self._matcher.bitmask()
-            self.error = self._matcher.error
         if bits is not None and self._reasoning is not None and not length and not tail:
             return _with(bits, self._reasoning.opening)
         return bits
+
+    def _follows(self, failure: _Failure, length: int, tail: tuple[int, ...]) -> bool:
+        """Return whether `length` accepted tokens and `tail` begin with the tokens of a failure."""
+        first = min(length, failure.length)  # before it both are the same output
+        wrong = [*self._output[first : failure.length], *failure.tail]
+        return [*self._output[first:length], *tail][: len(wrong)] == wrong
+
+    def _computed(self, begin: int, length: int, tail: tuple[int, ...]) -> bytes | None:
+        """Compute a mask; None too if the matcher is in an error then. One that was in an error
+        before, or meets it with the lexer that others share, is replaced by one of its own."""
+        if not self._own_matchers:
+            with self._grammar.lock:
+                if self._lexer_number != self._grammar.lexer_number:
+                    self._lexer_number = self._grammar.lexer_number
+                    self._replace(self._grammar.matcher())
+                bits = self._bitmask(begin, length, tail)
+                if self._matcher.error is None:
+                    return bits
+                self._grammar.renew()
+        if self._own_matchers < MAX_OWN_MATCHERS and self._matcher.error is not None:
+            self._own_matchers += 1
+            self._replace(self._grammar.own_matcher())
+        return self._bitmask(begin, length, tail)
+
+    def _replace(self, matcher: GrammarMatcher) -> None:
+        self._matcher, self._consumed, self._checked = matcher, [], 0
+
+    def _bitmask(self, begin: int, length: int, tail: tuple[int, ...]) -> bytes | None:
+        return self._matcher.bitmask() if self._go_to(begin, length, tail) else None
 
     def _go_to(self, begin: int, length: int, tail: tuple[int, ...]) -> bool:
         """Bring the matcher to this state. Return whether the grammar admits the tokens."""
@@ -118,8 +171,7 @@ class ChoiceMasks:
         taken = self._matcher.consume(wanted[same:])
         self._consumed += wanted[same : same + taken]
         self._checked = max(0, min(len(self._consumed), length - begin))
-        self.error = self._matcher.error
-        return same + taken == len(wanted) and self.error is None
+        return same + taken == len(wanted)
 
     def _answer_begin(self, length: int, tail: tuple[int, ...]) -> int | None:
         """Return the index of the answer's first token; None inside the reasoning."""

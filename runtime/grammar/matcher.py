@@ -2,16 +2,17 @@
 
     CompiledGrammar ── matcher() ──▶ GrammarMatcher: consume, rollback, bitmask
 
-llguidance never raises: an error is a state that a matcher does not leave. This module asks for it
-after each call. Compiling and masks are bounded by `LIMITS`; a matcher is used by one thread at a
-time. Knows no request.
+llguidance never raises: an error is a state that a matcher does not leave, nor do those that share
+its lexer. This module asks for it after each call. Compiling and masks are bounded by `LIMITS`; a
+matcher is used by one thread at a time. Knows no request.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -82,15 +83,30 @@ class GrammarMatcher:
         return None if self._matcher.is_error() else bits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class CompiledGrammar:
-    """Shared by all outputs that follow the same grammar."""
+    """Shared by all outputs that follow the same grammar. Their matchers share a lexer: `lock` is
+    held while one is used, so that no other meets its error, and after an error all use the next
+    lexer."""
 
+    text: str
     start: LLMatcher
     vocabulary: Vocabulary
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    lexer_number: int = 0
 
     def matcher(self) -> GrammarMatcher:
+        """Return a matcher that shares the lexer."""
         return GrammarMatcher(self.start.deep_copy())
+
+    def own_matcher(self) -> GrammarMatcher:
+        """Compile the grammar again, and return a matcher with a lexer of its own."""
+        return GrammarMatcher(_compiled(self.text, self.vocabulary))
+
+    def renew(self) -> None:
+        """Compile the grammar again, for matchers with the next lexer."""
+        self.start = _compiled(self.text, self.vocabulary)
+        self.lexer_number += 1
 
 
 def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
@@ -102,8 +118,8 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
             f"the grammar has {len(text)} characters, at most {MAX_GRAMMAR_BYTES} are taken: "
             "make it smaller"
         )
-    matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
-    compiled = CompiledGrammar(matcher, vocabulary)
+    matcher = _compiled(text, vocabulary)
+    compiled = CompiledGrammar(text, matcher, vocabulary)
     first = compiled.matcher()
     bits = first.bitmask()
     if matcher.is_error() or bits is None:
@@ -111,6 +127,10 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     if not any(bits):
         raise InvalidRequest("the grammar admits no output: relax it")
     return compiled
+
+
+def _compiled(text: str, vocabulary: Vocabulary) -> LLMatcher:
+    return LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=LIMITS)
 
 
 def shortened(reason: str) -> str:

@@ -19,8 +19,9 @@ from baton.proto import handoff_pb2, worker_pb2
 from baton.runtime import metrics
 from baton.runtime.config import StepConfig
 from baton.runtime.errors import BatonError, DeadlineExceeded, EngineError, HandoffError, WorkerLost
+from baton.runtime.grammar.choice_masks import ChoiceMasks, InlineMasks
 from baton.runtime.wire import ModelLimits
-from tests.support.grammar_scene import failed_masks
+from tests.support.grammar_scene import costly_grammar, failed_masks
 from tests.support.metric_values import metric_value
 
 LIMITS = ModelLimits(
@@ -94,6 +95,32 @@ def test_masks_that_failed_end_the_choice(reason: str, said: str) -> None:
     (output,) = bench.outputs
     assert not output.HasField("token") and output.failure.code == "InvalidRequest"
     assert f"for its next {said}make it simpler" in output.failure.detail
+
+
+def test_masks_that_failed_for_rejected_proposals_end_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(stop_token_ids=[], max_tokens=4)
+    (sequence,) = bench.sequences
+    sequence.masks = ChoiceMasks(costly_grammar(monkeypatch), sequence.output, InlineMasks())
+    base = sequence.masks.mask(start=True)
+    assert base.extended(b"x").bitmask() is None
+    bench.draw(ord("o"))
+    bench.draw(ord("k"))
+    assert bench.said() == [(0, ord("o"), 0), (1, ord("k"), 0)]
+
+
+def test_masks_that_failed_end_the_choice_at_their_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token before them was drawn with a mask, and is emitted."""
+    bench = Bench(stop_token_ids=[], max_tokens=4)
+    (sequence,) = bench.sequences
+    sequence.masks = ChoiceMasks(costly_grammar(monkeypatch), sequence.output, InlineMasks())
+    assert sequence.masks.mask(start=True).extended(b"x").bitmask() is None
+    bench.draw(ord("x"))
+    bench.draw(ord("?"))
+    (first, last) = bench.outputs
+    assert (first.token, first.end) == (ord("x"), 0)
+    assert not last.HasField("token") and last.failure.code == "InvalidRequest"
 
 
 def test_a_stop_token_is_emitted_and_ends_its_choice() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from baton.runtime.grammar.choice_masks import ChoiceMasks, InlineMasks, Reasoning
+from baton.runtime.grammar.choice_masks import (
+    MAX_OWN_MATCHERS,
+    ChoiceMasks,
+    InlineMasks,
+    Reasoning,
+)
 from baton.runtime.grammar.grammar_text import json_schema_grammar
 from baton.runtime.grammar.matcher import CompiledGrammar, compile_grammar
 from tests.support.grammar_scene import (
@@ -13,6 +18,7 @@ from tests.support.grammar_scene import (
     OPENING,
     TOKENS,
     admitted,
+    costly_grammar,
     small_vocabulary,
     tokens_of,
 )
@@ -124,3 +130,67 @@ def test_every_token_can_be_asked_for(grammar: CompiledGrammar) -> None:
     first = admitted(base.bitmask())
     for token in range(len(TOKENS)):
         assert base.extended([token]).bitmask() is not None or token not in first
+
+
+FIRST = {ord("o"), *range(ord("p"), ord("z") + 1)}
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_an_error_behind_rejected_proposals_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """Its matcher is replaced, and the new one consumes the whole output."""
+    output: list[int] = []
+    following = masks(costly_grammar(monkeypatch), output)
+    failing = following.mask(start=True).extended(tokens_of("x"))
+    assert failing.bitmask() is None and following.error is None
+    output += tokens_of("ok1")[:length]
+    wanted = [FIRST, {ord("k")}, {ord("1")}, {END}][length]
+    assert admitted(following.mask(start=True).bitmask()) == wanted
+    assert following.error is None
+
+
+def test_an_error_counts_once_the_output_comes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    output: list[int] = []
+    following = masks(costly_grammar(monkeypatch), output)
+    base = following.mask(start=True)
+    rows = [base.extended(tokens_of("xab")[:row]) for row in (2, 1, 3)]  # in any order
+    assert [row.bitmask() for row in rows] == [None] * 3
+    assert following.mask(start=True).bitmask() is not None and following.error is None
+    output.append(ord("x"))
+    assert "lexer error" in str(following.error)
+    output.append(ord("a"))
+    assert following.error and following.mask(start=True).bitmask() is None
+
+
+def test_an_error_ahead_of_the_output_has_its_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks are computed for a step that follows one whose tokens are not accepted yet."""
+    output: list[int] = []
+    following = masks(costly_grammar(monkeypatch), output)
+    base = following.mask(start=True)
+    ahead = base.extended(tokens_of("x"))
+    assert ahead.bitmask() is None and following.error is None
+    assert ahead.extended(tokens_of("a")).bitmask() is None  # the step after it
+    assert base.extended(tokens_of("o")).bitmask() is not None
+    output += tokens_of("x")
+    assert following.error
+
+
+def test_an_error_of_one_output_fails_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matchers of a compiled grammar share a lexer, which stays in its error: they are replaced."""
+    grammar = costly_grammar(monkeypatch)
+    other = masks(grammar, tokens_of("o"))
+    for _ in range(2):
+        failing = masks(grammar, tokens_of("x"))
+        assert failing.mask(start=True).bitmask() is None and failing.error
+        for each in (other, masks(grammar, tokens_of("o"))):
+            assert admitted(each.mask(start=True).bitmask()) == {ord("k")} and each.error is None
+
+
+def test_errors_behind_proposals_replace_few_matchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error after these counts where the next mask is wanted."""
+    following = masks(costly_grammar(monkeypatch), [])
+    for count in range(MAX_OWN_MATCHERS):
+        assert following.mask(start=True).bitmask() is not None and following.error is None
+        assert following.mask(start=True).extended([ord("p") + count]).bitmask() is None
+    assert following.mask(start=True).bitmask() is None and following.error
