@@ -59,7 +59,7 @@ def test_an_infinite_soft_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert raise_open_file_limit() == resource.RLIM_INFINITY
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace")
 @pytest.mark.parametrize(
     "command", [["worker", "--role", "decode", "--worker-id", "d"], ["router"]], ids=["w", "r"]
 )
