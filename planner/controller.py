@@ -20,10 +20,12 @@ from typing import Any, Literal, get_args
 
 from baton.planner.change_history import CHANGE_S, ChangeHistory, RoleStep, read_history
 from baton.planner.controller_forecast import (
+    NEAR,
     Forecast,
     ServiceGoals,
     forecast,
     needed_workers,
+    unmet_objectives,
 )
 from baton.planner.controller_load import (
     FleetLoad,
@@ -39,7 +41,6 @@ MIN_SPAN_S = 8.0  # of samples before the first step
 HOLD_S = 2.0  # for which the same direction has to be better
 EMPTY_S = 10.0  # for which a role has no worker: the one that ended may come back by itself
 MIN_GAIN = 0.05  # of the score
-NEAR = 0.02  # scores that differ less are equal
 SERVED_WEIGHT = 0.25  # of the served share in the score; the rest is the good share
 COOL_DOWN_S = 5.0  # after a change has ended: the fleet shows its effect first
 REVERSAL_S = 300.0  # between two reversals
@@ -60,7 +61,8 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 class Decision:
     """`reason` is a code, `text` one sentence with its numbers. `now`: the forecast of the present
     ratio, changes under way included; `best` of the wanted one; `less` and `more` of one prefill
-    worker less and more, where there is one. `wanted`: workers of each role that would do."""
+    worker less and more, where there is one. `wanted`: workers of each role that would do.
+    `shortfall`: which objective no number of workers would meet; empty: there is none such."""
 
     at_s: float
     reason: Reason
@@ -71,6 +73,7 @@ class Decision:
     less: Forecast | None = None
     more: Forecast | None = None
     wanted: dict[str, int] = field(default_factory=dict)
+    shortfall: str = ""
 
 
 class RoleController:
@@ -211,6 +214,7 @@ class RoleController:
             less=beside.get(-1),
             more=beside.get(1),
             wanted=needed_workers(load, self._goals, ATTAINMENT, largest),
+            shortfall=_shortfall(load, self._goals, largest),
         )
 
     def _hold(self, role: WorkerRole, now_s: float) -> float:
@@ -291,7 +295,17 @@ def _unhelpful(view: Decision, counts: dict[WorkerRole, int]) -> Decision:
                 f"last {other} worker stays: start more workers"
             )
             return replace(view, reason="last_worker", text=text)
-    return replace(view, reason="small_gain", text=_compared(view))
+    text = "; ".join(each for each in (_compared(view), view.shortfall) if each)
+    return replace(view, reason="small_gain", text=text)
+
+
+def _shortfall(load: FleetLoad, goals: ServiceGoals, most: int) -> str:
+    settings = {"prefill": "slo.ttft_s", "decode": "slo.itl_s"}
+    return "; ".join(
+        f"not even {most} {role} workers are predicted to serve {ATTAINMENT:.0%} of the requests "
+        f"within {settings[role]}"
+        for role in unmet_objectives(load, goals, ATTAINMENT, most)
+    )
 
 
 def _unreported(sample: FleetSample) -> str | None:

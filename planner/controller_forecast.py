@@ -17,10 +17,11 @@ controller needs the order of ratios, not their exact figures. Pure.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from baton.planner.controller_load import FleetLoad, StepSpeed
+from baton.planner.controller_load import FleetLoad, StepSpeed, WorkerRole
 
 HORIZON_S = 60.0
 DRAIN_BACKLOG_S = 20.0  # in which a backlog would drain, were prefill fast enough
@@ -28,12 +29,13 @@ POINTS = 12  # of the horizon
 VARIABILITY = 1.5  # (squared variation of arrivals + that of prompts) / 2
 STEP_SPREAD = 0.2  # relative: of the mean gaps of requests around a step's time
 POOL_SHARE = 0.9  # of a pool that sequences fill before credit is refused
+NEAR = 0.02  # shares, and scores of them, that differ less are equal
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceGoals:
     """The objectives that a request has to meet, in seconds; infinite: none. `max_sequences` is the
-    bound of a decode worker's batch."""
+    bound of a decode worker's batch where no worker reports its own."""
 
     ttft_s: float = math.inf
     itl_s: float = math.inf
@@ -132,10 +134,11 @@ def _seconds(step: StepSpeed, batch: float, load: FleetLoad) -> float:
 
 
 def _most_sequences(load: FleetLoad, goals: ServiceGoals) -> float:
+    most = float(load.max_sequences or goals.max_sequences)
     if not load.context_tokens or not load.kv_tokens:
-        return float(goals.max_sequences)
+        return most
     room = POOL_SHARE * load.kv_tokens / load.context_tokens
-    return max(1.0, min(float(goals.max_sequences), room))
+    return max(1.0, min(most, room))
 
 
 def _normal(x: float) -> float:
@@ -145,22 +148,40 @@ def _normal(x: float) -> float:
 
 def needed_workers(load: FleetLoad, goals: ServiceGoals, share: float, most: int) -> dict[str, int]:
     """Return for each role the fewest workers, `most` at most, with which this share of requests
-    would meet the role's objective, were the other role large enough."""
-    prefill = _fewest(lambda n: forecast(load, goals, n, most).ttft_share, share, most)
-    decode = _fewest(lambda m: _decode_share(forecast(load, goals, most, m)), share, most)
-    return {"prefill": prefill, "decode": decode}
+    would meet the role's objective, were the other role large enough. Where no number of them is
+    enough (`unmet_objectives`): the fewest with which nearly as many requests meet it, and are
+    served, as with `most`."""
+    unmet = unmet_objectives(load, goals, share, most)
+    best = forecast(load, goals, most, most)
+
+    def is_enough(role: WorkerRole, found: Forecast) -> bool:
+        if role not in unmet:
+            return _role_share(role, found) >= share
+        served = found.served_share >= (1 - NEAR) * best.served_share
+        return served and _role_share(role, found) >= _role_share(role, best) - NEAR
+
+    return {
+        "prefill": _fewest(lambda n: is_enough("prefill", forecast(load, goals, n, most)), most),
+        "decode": _fewest(lambda m: is_enough("decode", forecast(load, goals, most, m)), most),
+    }
 
 
-def _decode_share(found: Forecast) -> float:
-    return found.itl_share * found.served_share
+def unmet_objectives(
+    load: FleetLoad, goals: ServiceGoals, share: float, most: int
+) -> tuple[WorkerRole, ...]:
+    """Return the roles whose objective this share of requests would not meet with `most` workers of
+    each, even without what waits now."""
+    roles: tuple[WorkerRole, ...] = ("prefill", "decode")
+    lasting = replace(load, backlog_tokens=0.0, waiting=0, running=0)
+    best = forecast(lasting, goals, most, most)
+    return tuple(role for role in roles if _role_share(role, best) < share)
 
 
-def _fewest(share_of: Callable[[int], float], share: float, most: int) -> int:
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        if share_of(middle) >= share:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _role_share(role: WorkerRole, found: Forecast) -> float:
+    """Return the share of requests that meet the objective which workers of a role decide."""
+    return found.ttft_share if role == "prefill" else found.itl_share * found.served_share
+
+
+def _fewest(is_enough: Callable[[int], bool], most: int) -> int:
+    """Return the least number from which on it is enough; `most` if there is none below."""
+    return 1 + bisect_left(range(1, most), True, key=is_enough)

@@ -4,8 +4,9 @@
 
 Counters are of one boot of a worker; the window adds the increments of each boot, so a restart or
 a change of roles counts as nothing. Speeds are learned from the same reports: a prefill worker's
-from tokens and busy seconds, a decode step's by a fit over steps of unlike batches. Pure: time is
-given. Owned by the controller.
+from tokens and busy seconds, a decode step's by a fit over steps of unlike batches. While a decode
+worker computes prompts, its counters are of all its steps: then the steps without prompt tokens in
+its report count. Pure: time is given. Owned by the controller.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class FleetLoad:
     waiting: int  # for credit, or on a router
     running: int
     kv_tokens: int  # of one decode worker's pool
+    max_sequences: int | None  # of one decode worker's batch; None: no worker reports it
     prefill_rate: float | None
     step: StepSpeed | None
     step_s: float  # mean of the window; 0: no step
@@ -167,6 +169,7 @@ class LoadWindow:
         queued = sum(each.queued_tokens for each in prefill)
         steps = self._sum("decode", lambda each: each.steps)
         busy_s = self._sum("decode", lambda each: each.busy_s)
+        batches = [e.step_limits.max_sequences for e in decode if e.step_limits is not None]
         requests_per_s = self._requests_per_s()
         return FleetLoad(
             requests_per_s=requests_per_s,
@@ -178,6 +181,7 @@ class LoadWindow:
             waiting=waiting,
             running=sum(each.running for each in decode),
             kv_tokens=min((each.kv_tokens for each in decode), default=0),
+            max_sequences=min(batches, default=None),
             prefill_rate=self._prefill_rate(),
             step=fit_steps([each for bucket in self._steps.values() for each in bucket]),
             step_s=busy_s / steps if steps else 0.0,
@@ -235,19 +239,45 @@ class LoadWindow:
             self._offered_tokens = 0.0
 
     def _learn_steps(self, before: WorkerSample, after: WorkerSample) -> None:
-        steps = after.steps - before.steps
-        rows = after.output_tokens - before.output_tokens
-        if steps < MIN_BUCKET_STEPS or rows <= 0 or after.prompt_tokens > before.prompt_tokens:
+        computes_prompts = after.prompt_tokens > before.prompt_tokens
+        step = (_mean_reported if computes_prompts else _mean_counted)(before, after)
+        if step is None:
             return
-        batch, context = rows / steps, (before.kv_used_tokens + after.kv_used_tokens) / 2
+        batch, context, _ = step
         bucket = self._steps.setdefault(int(4 * np.log2(batch)), deque(maxlen=BUCKET_SAMPLES))
-        bucket.append((batch, context, (after.busy_s - before.busy_s) / steps))
+        bucket.append(step)
         self._context_tokens = _mixed(self._context_tokens, context, batch)
 
     def _prefill_rate(self) -> float | None:
         busy_s = sum(busy for _, busy in self._prefill)
         tokens = sum(tokens for tokens, _ in self._prefill)
         return tokens / busy_s if busy_s >= MIN_BUSY_S and tokens else None
+
+
+def _mean_counted(before: WorkerSample, after: WorkerSample) -> tuple[float, float, float] | None:
+    """Return batch, context tokens and seconds of the mean step between two reports of a worker;
+    None: there were too few."""
+    steps = after.steps - before.steps
+    rows = after.output_tokens - before.output_tokens
+    if steps < MIN_BUCKET_STEPS or rows <= 0:
+        return None
+    context = (before.kv_used_tokens + after.kv_used_tokens) / 2
+    return rows / steps, context, (after.busy_s - before.busy_s) / steps
+
+
+def _mean_reported(before: WorkerSample, after: WorkerSample) -> tuple[float, float, float] | None:
+    """Return the same three of the steps without prompt tokens that are new in the later report;
+    None: there is none."""
+    known = set(before.recent_steps)
+    rows = [
+        (each.work.sequences, each.work.context_tokens, each.seconds)
+        for each in after.recent_steps
+        if each not in known and each.work.sequences and not each.work.prompt_tokens
+    ]
+    if not rows:
+        return None
+    batch, context, seconds = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+    return batch, context, seconds
 
 
 def fit_steps(samples: Sequence[tuple[float, float, float]]) -> StepSpeed | None:

@@ -127,7 +127,9 @@ class SizeController:
             return self._shrink(sample, pool, text, now_s)
         if needed is None:
             return SizeDecision(now_s, "unknown", f"{roles.reason}: {roles.text}")
-        return self._compared(needed, len(ready), sample, pool, now_s)
+        text = f"{needed} workers are needed, {pool.asked} are asked for and {len(ready)} are ready"
+        text = "; ".join(each for each in (text, roles.shortfall) if each)
+        return self._compared(needed, text, sample, pool, now_s)
 
     def took(self, step: SizeStep, now_s: float) -> None:
         """Record that the orchestrator has accepted the number."""
@@ -206,10 +208,9 @@ class SizeController:
             self._needs.popleft()  # the first that stays is at least release_s old
 
     def _compared(
-        self, needed: int, ready: int, sample: FleetSample, pool: PoolState, now_s: float
+        self, needed: int, text: str, sample: FleetSample, pool: PoolState, now_s: float
     ) -> SizeDecision:
         asked, most = pool.asked, self._bounds.most
-        text = f"{needed} workers are needed, {asked} are asked for and {ready} are ready"
         if needed > asked and asked >= most:
             return SizeDecision(now_s, "at_most", f"{text}: {most} are the most", None, most)
         if self._within(needed) > asked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -372,6 +372,12 @@ def test_a_successor_knows_which_worker_may_drain(ordered: bool) -> None:
 def test_a_memory_of_another_form_is_refused(memory: Json) -> None:
     with pytest.raises(ValueError, match="not a memory|no age"):
         SizeController(BOUNDS).recall(memory, 0.0)
+
+
+def test_an_objective_that_none_meets_is_named() -> None:
+    roles, pool = replace(decision(4), shortfall="not even 9"), PoolState(4, "w-3", frozenset())
+    found = SizeController(BOUNDS).decide(roles, Pool().sample(), pool, 1000.0)
+    assert found.reason == "enough" and found.text.endswith(f"ready; {roles.shortfall}")
 
 
 def test_the_forecast_of_an_overload_asks_for_more_workers() -> None:
