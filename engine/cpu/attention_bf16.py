@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.engine.cpu.compiled import compiled, keep, take_threads
 from baton.engine.cpu.decode_bf16 import attend_all, new_scratch, weigh
-from baton.engine.cpu.dot_bf16 import COLUMNS, supported
+from baton.engine.cpu.dot_bf16 import COLUMNS, has_matrix_unit, supported
 from baton.engine.cpu.rotation_bf16 import rotate_into
 from baton.engine.cpu.softmax_ir import TOKENS, narrow
 from baton.engine.cpu.tile_bf16 import MAX_ROWS, tile
@@ -39,6 +39,12 @@ def usable(pool: KvPool) -> bool:
         and tensor.stride(-1) == 1
         and supported()
     )
+
+
+def torch_is_faster(spec: AttentionSpec, rows: int, least_rows: int) -> bool:
+    """Return whether torch computes a chunk of this many rows faster than a kernel, which it does
+    from `least_rows` on with AMX. A soft cap it lacks."""
+    return rows >= least_rows and not spec.soft_cap and has_matrix_unit()
 
 
 class BfloatAttention:

@@ -21,7 +21,7 @@ from baton.engine.cpu.decode_bf16 import tile_position
 from baton.engine.cpu.dot_bf16 import COLUMNS
 from baton.engine.cpu.softmax_ir import TOKENS
 from baton.engine.memory.kv_pool import KvPool
-from baton.engine.model.step_layout import StepLayout
+from baton.engine.model.step_layout import ChunkRows, StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
 
 _TILES_AHEAD = 2  # prefetched, since blocks of a few KB lie anywhere in the pool
@@ -39,6 +39,10 @@ class InvariantBfloatAttention(NumbaAttention):
         none, table = torch.zeros(0, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32)
         length = torch.ones(1, dtype=torch.int32)
         self.decode(0, queries, StepLayout(none, none, none, none, table, length, (), ()))
+
+    def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
+        assert self._fast is not None
+        return self._fast.chunk(layer, queries, chunk)
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         rows, heads, dim = queries.shape

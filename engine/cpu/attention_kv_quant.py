@@ -1,9 +1,10 @@
-"""Compiled attention over an eight-bit pool, which reads blocks in place and gathers none.
+"""Compiled attention over an eight-bit pool, which reads blocks in place.
 
-A bfloat16 model uses `attention_kv_quant_bf16` if the processor has its instruction; all others
-use the strict kernel of the deterministic mode, in float32. One kernel writes all rows, with the
-codes of `KvQuant`. Up to rounding, the results equal those of `TorchAttention` over the same pool.
-The module needs numba and only has views of the pool.
+A bfloat16 model uses `attention_kv_quant_bf16` if the processor has its instruction, and
+`TorchAttention` for chunks of many rows on AMX; all others use the strict kernel of the
+deterministic mode, in float32. One kernel writes all rows, with the codes of `KvQuant`. Up to
+rounding, the results equal those of `TorchAttention` over the same pool. The module needs numba
+and only has views of the pool.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.engine.cpu.attention_bf16 import torch_is_faster
 from baton.engine.cpu.attention_invariant import InvariantAttention
 from baton.engine.cpu.attention_kv_quant_bf16 import BfloatKvQuantAttention, usable
 from baton.engine.cpu.kv_quant_numba import Slabs
@@ -20,6 +22,8 @@ from baton.engine.model.attention import TorchAttention
 from baton.engine.model.rope import rotate
 from baton.engine.model.step_layout import ChunkRows, StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
+
+_LEAST_TORCH_ROWS = 256  # of a chunk on AMX: for fewer, torch's gather costs more than it gains
 
 
 class KvQuantAttention(TorchAttention):
@@ -76,4 +80,6 @@ class KvQuantAttention(TorchAttention):
 
     def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
         assert self.fast is not None
+        if torch_is_faster(self._spec, len(queries), _LEAST_TORCH_ROWS):
+            return super().chunk(layer, queries, chunk)
         return self.fast.chunk(layer, queries, chunk)

@@ -1,9 +1,9 @@
 """Attention compiled by Numba, whose decode reads blocks in place.
 
-Gathering a sequence's blocks costs several times as much as reading them, so this module gathers
-none. `BfloatAttention` computes a bfloat16 pool if it can; `TorchAttention` computes all other
-chunks. Up to rounding, all results equal those of `TorchAttention`. The module needs numba, which
-is optional, and only has views of the pool.
+Gathering a sequence's blocks costs several times as much as reading them, so decode gathers none.
+`BfloatAttention` computes a bfloat16 pool if it can; `TorchAttention` computes all other chunks,
+and on AMX those of many rows. Up to rounding, all results equal those of `TorchAttention`. The
+module needs numba, which is optional, and only has views of the pool.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.cpu.attention_bf16 import BfloatAttention, usable
+from baton.engine.cpu.attention_bf16 import BfloatAttention, torch_is_faster, usable
 from baton.engine.cpu.compiled import compiled, take_threads
 from baton.engine.memory.kv_pool import KvPool
 from baton.engine.model.attention import TorchAttention
 from baton.engine.model.rope import rotate
 from baton.engine.model.step_layout import ChunkRows, StepLayout
 from baton.engine.spec.model_spec import AttentionSpec
+
+_LEAST_TORCH_ROWS = 64  # of a chunk on AMX: for fewer, torch's gather costs more than it gains
 
 
 class NumbaAttention(TorchAttention):
@@ -59,9 +61,9 @@ class NumbaAttention(TorchAttention):
         return rotate(queries, *angles)
 
     def chunk(self, layer: int, queries: Tensor, chunk: ChunkRows) -> Tensor:
-        if self._fast is not None:
-            return self._fast.chunk(layer, queries, chunk)
-        return super().chunk(layer, queries, chunk)
+        if self._fast is None or torch_is_faster(self._spec, len(queries), _LEAST_TORCH_ROWS):
+            return super().chunk(layer, queries, chunk)
+        return self._fast.chunk(layer, queries, chunk)
 
     def decode(self, layer: int, queries: Tensor, layout: StepLayout) -> Tensor:
         if self._fast is not None:

@@ -8,6 +8,7 @@ import torch
 import baton.engine.cpu.attention_bf16 as attention_bf16
 import baton.engine.cpu.rotation_bf16 as rotation_bf16
 from baton.engine.cpu.attention_bf16 import BfloatAttention, usable
+from baton.engine.cpu.attention_bf16_invariant import InvariantBfloatAttention
 from baton.engine.cpu.attention_numba import NumbaAttention
 from baton.engine.cpu.dot_bf16 import supported
 from baton.engine.memory.kv_pool import KvPool
@@ -163,6 +164,25 @@ def test_the_backend_calls_them_where_it_can(case: Case) -> None:
     backend = NumbaAttention(case.pool, case.spec)
     expected = decode(case.fast(), queries, layout)
     assert torch.equal(backend.attend(1, queries, layout), expected)
+
+
+@pytest.mark.parametrize("rows", [63, 64])
+@pytest.mark.parametrize("has_unit", [True, False])
+def test_torch_computes_long_chunks_on_amx(
+    case: Case, rows: int, has_unit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those with a soft cap, nor any of the deterministic mode."""
+    monkeypatch.setattr(attention_bf16, "has_matrix_unit", lambda: has_unit)
+    queries, chunk = case.queries(rows), case.chunk(16, rows)
+    ordinary = NumbaAttention(case.pool, case.spec).chunk(1, queries, chunk)
+    invariant = InvariantBfloatAttention(case.pool, case.spec).chunk(1, queries, chunk)
+    kernel, torchs = (
+        each.chunk(1, queries, chunk)
+        for each in (case.fast(), TorchAttention(case.pool, case.spec))
+    )
+    by_torch = has_unit and rows == 64 and not case.spec.soft_cap
+    assert torch.equal(ordinary, torchs if by_torch else kernel)
+    assert torch.equal(invariant, kernel)
 
 
 @pytest.mark.parametrize("turned", [64, 32])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import baton.engine.cpu.attention_kv_quant as attention_codes
+from baton.engine.cpu import attention_bf16
 from baton.engine.cpu.attention_invariant import InvariantAttention
 from baton.engine.cpu.attention_kv_quant import KvQuantAttention
 from baton.engine.cpu.attention_kv_quant_bf16 import BfloatKvQuantAttention, usable
@@ -282,3 +283,18 @@ def test_part_of_a_block_computes_as_a_whole_one(case: Case, view: str) -> None:
     TorchAttention(case.pool, case.spec).write(0, keys, values, layout)
     compiled.write(0, keys, values, layout)
     assert torch.equal(part.pool.memory, case.pool.memory)
+
+
+@one_name
+@pytest.mark.parametrize("rows", [255, 256])
+def test_torch_computes_long_chunks_on_amx(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_bf16, "has_matrix_unit", lambda: True)
+    case = Case("plain", name, torch.bfloat16)
+    queries, (chunk,) = case.queries(rows), case.batch((16, rows)).chunks
+    compiled = case.compiled()
+    kernel = compiled.fast.chunk(1, queries, chunk)
+    torchs = TorchAttention(case.pool, case.spec).chunk(1, queries, chunk)
+    assert not torch.equal(kernel, torchs)
+    assert torch.equal(compiled.chunk(1, queries, chunk), torchs if rows == 256 else kernel)

@@ -47,7 +47,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("out", [64, 300])
+@pytest.mark.parametrize("out", [64, 1100])
 def test_the_product_is_that_of_the_values(way: str, name: str, out: int) -> None:
     torch.manual_seed(out)
     weight = FORMS[name](torch.randn(out, 384))
