@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,7 @@ from baton.deploy.host.authority import LIFE, RETRY, SKEW, Authority, files_of
 from baton.runtime.certificates import read
 from baton.runtime.cluster_config import SecurityConfig
 from baton.runtime.errors import ConfigError
-
-NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
+from tests.support.calendar_clock import NOON, CalendarClock
 
 
 def security(files: module.CertificateFiles) -> SecurityConfig:
@@ -39,7 +30,7 @@ def certificate(path: Path) -> x509.Certificate:
 
 
 def test_what_it_issues_fits_together_and_is_read_as_such(tmp_path: Path) -> None:
-    files = Authority(tmp_path / "tls", Clock()).issue("decode-0", "10.0.0.7")
+    files = Authority(tmp_path / "tls", CalendarClock()).issue("decode-0", "10.0.0.7")
     assert files == files_of(tmp_path / "tls", "decode-0")
     found = read(security(files), NOON)
     assert found.ends == NOON + LIFE
@@ -48,7 +39,7 @@ def test_what_it_issues_fits_together_and_is_read_as_such(tmp_path: Path) -> Non
 
 
 def test_keys_are_private_and_the_authoritys_is_in_no_file(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "tls", Clock())
+    authority = Authority(tmp_path / "tls", CalendarClock())
     authority.issue("decode-0", "127.0.0.1")
     authority.issue("router", None)
     assert (tmp_path / "tls").stat().st_mode & 0o777 == 0o700
@@ -63,7 +54,7 @@ def test_keys_are_private_and_the_authoritys_is_in_no_file(tmp_path: Path) -> No
 
 
 def test_a_worker_may_serve_and_call_at_its_address_alone(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "tls", Clock())
+    authority = Authority(tmp_path / "tls", CalendarClock())
     for host, known_as in (
         ("10.0.0.7", ipaddress.ip_address("10.0.0.7")),
         ("fd00::7", ipaddress.ip_address("fd00::7")),
@@ -78,7 +69,9 @@ def test_a_worker_may_serve_and_call_at_its_address_alone(tmp_path: Path) -> Non
 
 
 def test_a_router_may_only_call(tmp_path: Path) -> None:
-    found = certificate(Authority(tmp_path / "tls", Clock()).issue("router", None).certificate)
+    found = certificate(
+        Authority(tmp_path / "tls", CalendarClock()).issue("router", None).certificate
+    )
     uses = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(uses) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -86,7 +79,7 @@ def test_a_router_may_only_call(tmp_path: Path) -> None:
 
 
 def test_only_the_authority_signs_certificates(tmp_path: Path) -> None:
-    files = Authority(tmp_path / "tls", Clock()).issue("decode-0", "127.0.0.1")
+    files = Authority(tmp_path / "tls", CalendarClock()).issue("decode-0", "127.0.0.1")
     for path, signs in ((files.authority, True), (files.certificate, False)):
         found = certificate(path).extensions
         basic = found.get_extension_for_class(x509.BasicConstraints)
@@ -100,19 +93,19 @@ def test_only_the_authority_signs_certificates(tmp_path: Path) -> None:
 
 def test_a_host_unfit_for_certificates_is_refused_by_its_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker\.host is 'knöten'"):
-        Authority(tmp_path / "tls", Clock()).issue("decode-0", "knöten")
+        Authority(tmp_path / "tls", CalendarClock()).issue("decode-0", "knöten")
 
 
 def test_each_instance_has_an_authority_of_its_own(tmp_path: Path) -> None:
-    one = Authority(tmp_path / "one", Clock()).issue("decode-0", "127.0.0.1")
-    two = Authority(tmp_path / "two", Clock()).issue("decode-0", "127.0.0.1")
+    one = Authority(tmp_path / "one", CalendarClock()).issue("decode-0", "127.0.0.1")
+    two = Authority(tmp_path / "two", CalendarClock()).issue("decode-0", "127.0.0.1")
     mixed = module.CertificateFiles(one.authority, two.certificate, two.key)
     with pytest.raises(ConfigError, match=r"not issued by the authority"):
         read(security(mixed), NOON)
 
 
 def test_half_way_to_their_end_all_are_renewed_for_the_same_keys(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = CalendarClock()
     authority = Authority(tmp_path / "tls", clock)
     files = [authority.issue("decode-0", "127.0.0.1"), authority.issue("router", None)]
     before = [(each.certificate.read_bytes(), each.key.read_bytes()) for each in files]
@@ -127,7 +120,7 @@ def test_half_way_to_their_end_all_are_renewed_for_the_same_keys(tmp_path: Path)
 
 
 def test_one_that_is_issued_late_does_not_put_off_the_others(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = CalendarClock()
     authority = Authority(tmp_path / "tls", clock)
     early = authority.issue("decode-0", "127.0.0.1")
     clock.now += LIFE / 3
@@ -139,7 +132,7 @@ def test_one_that_is_issued_late_does_not_put_off_the_others(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("step", [LIFE * 30, -timedelta(days=400), -2 * SKEW])
 def test_after_a_leap_of_the_clock_they_are_valid_again(tmp_path: Path, step: timedelta) -> None:
-    clock = Clock()
+    clock = CalendarClock()
     authority = Authority(tmp_path / "tls", clock)
     files = authority.issue("decode-0", "127.0.0.1")
     clock.now += step
@@ -152,7 +145,7 @@ def test_after_a_leap_of_the_clock_they_are_valid_again(tmp_path: Path, step: ti
 def test_a_full_disk_is_reported_and_retried_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    clock = CalendarClock()
     authority = Authority(tmp_path / "tls", clock)
     files = authority.issue("decode-0", "127.0.0.1")
     clock.now += LIFE * 0.75

@@ -18,6 +18,7 @@ from baton.proto import client_pb2_grpc
 from baton.router.dispatch.active_request import ActiveRequest, OutputToken
 from baton.router.templates import template_meter
 from baton.runtime.config import RouterConfig
+from tests.support.client_certificates import ClientCertificates
 from tests.support.fleet_scene import FleetScene
 from tests.support.machine_speed import slowness
 from tests.support.router_process import (
@@ -167,3 +168,9 @@ def fleet_scene(monkeypatch: pytest.MonkeyPatch) -> type[FleetScene]:
     """`fleet_scene()`: a fleet, and stubs of workers behind memory links."""
     monkeypatch.setattr("baton.router.fleet.fleet.REGISTRY_POLL_S", 0.02)
     return FleetScene
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> ClientCertificates:
+    """Return a folder `router.tls` with a certificate for clients."""
+    return ClientCertificates(tmp_path / "clients")

@@ -10,7 +10,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -30,11 +29,6 @@ pytestmark = pytest.mark.timed
 
 LIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> ClientCertificates:
-    return ClientCertificates(tmp_path / "clients")
 
 
 @pytest.fixture

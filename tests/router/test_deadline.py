@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from baton.router.text.tokenizer import ENCODE_THREADS
 from baton.runtime import metrics
 from baton.runtime.errors import DeadlineExceeded, InvalidRequest
 from tests.support.dispatch_scene import DispatchScene, output
-from tests.support.encoding_threads import before_all_encoding
+from tests.support.encoding_threads import EncodingThreads
 from tests.support.json_values import JsonObject
 from tests.support.machine_speed import slowness
 from tests.support.router_books import retrying
@@ -148,14 +147,8 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
     path: str,
     asked: JsonObject,
 ) -> None:
-    go = threading.Event()
-    begun: list[str] = []
-
-    def hold(text: str) -> None:
-        begun.append(text)
-        assert go.wait(30 * slowness())
-
-    before_all_encoding(monkeypatch, hold)
+    threads = EncodingThreads(monkeypatch)
+    threads.go.clear()
 
     async def ask(seconds: float) -> tuple[int, float]:
         started_s = asyncio.get_running_loop().time()
@@ -167,30 +160,24 @@ async def test_while_the_prompt_waits_for_a_tokenizer_thread(
     async with router() as running:
         try:
             at_threads = [asyncio.create_task(ask(2.0 * DEADLINE_S)) for _ in range(ENCODE_THREADS)]
-            await eventually(lambda: len(begun) == ENCODE_THREADS)
+            await eventually(lambda: len(threads.begun) == ENCODE_THREADS)
             status, took_s = await ask(0.3 * DEADLINE_S)
             assert status == 504 and took_s >= 0.3 * DEADLINE_S
-            assert len(begun) == ENCODE_THREADS  # no thread has looked at it
+            assert len(threads.begun) == ENCODE_THREADS  # no thread has looked at it
             for status, took_s in await asyncio.gather(*at_threads):  # nor does one hold it up
                 assert status == 504 and took_s >= 2.0 * DEADLINE_S
         finally:
-            go.set()
+            threads.go.set()
         assert not running.workers["decode-0"].seen("submit")
         assert (await ask(60))[0] == 200
-        assert len(begun) == ENCODE_THREADS + 1
+        assert len(threads.begun) == ENCODE_THREADS + 1
 
 
 async def test_a_client_that_leaves_a_waiting_prompt_takes_no_thread(
     router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go = threading.Event()
-    begun: list[str] = []
-
-    def hold(text: str) -> None:
-        begun.append(text)
-        assert go.wait(30 * slowness())
-
-    before_all_encoding(monkeypatch, hold)
+    threads = EncodingThreads(monkeypatch)
+    threads.go.clear()
 
     def held_bytes() -> float | None:
         return metrics.REGISTRY.get_sample_value("baton_body_bytes")
@@ -201,15 +188,15 @@ async def test_a_client_that_leaves_a_waiting_prompt_takes_no_thread(
             for number in range(ENCODE_THREADS + 1):
                 asking.append(asyncio.create_task(running.complete(prompt=f"prompt {number}")))
                 at_threads = min(number + 1, ENCODE_THREADS)
-                await eventually(lambda wanted=at_threads: len(begun) == wanted)
+                await eventually(lambda wanted=at_threads: len(threads.begun) == wanted)
             for each in asking:
                 each.cancel()  # each closes its connection
             await asyncio.gather(*asking, return_exceptions=True)
             await eventually(lambda: held_bytes() == 0)  # while the threads are still held
         finally:
-            go.set()
+            threads.go.set()
         assert (await running.complete(max_tokens=2)).status_code == 200
-        assert len(begun) == ENCODE_THREADS + 1 and len(worker.seen("submit")) == 1
+        assert len(threads.begun) == ENCODE_THREADS + 1 and len(worker.seen("submit")) == 1
 
 
 async def test_calls_that_generate_nothing_do_not_wait_for_workers(

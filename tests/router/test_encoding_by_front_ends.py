@@ -4,7 +4,6 @@ to be encoded as a whole."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,35 +13,12 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router.text import tokenizer as tokenizer_module
-from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer, Text
-from tests.support.encoding_threads import before_all_encoding
+from baton.router.text.tokenizer import ENCODE_THREADS, HfTokenizer
+from tests.support.encoding_threads import EncodingThreads
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, StartRouter
 from tests.support.waiting import eventually
 
 KEYS = replace(FAST_ROUTER, api_keys=("flood", "other"))
-
-
-class EncodingThreads:
-    """The threads of every tokenizer: they wait while `go` is not set. `asked` has the texts in
-    the order in which they were queued, `begun` in that of the threads."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go = threading.Event()
-        self.go.set()
-        self.asked: list[Text] = []
-        self.begun: list[str] = []
-        encode = HfTokenizer.encode
-
-        async def asking(own: HfTokenizer, text: Text, *, add_special_tokens: bool) -> list[int]:
-            self.asked.append(text)
-            return await encode(own, text, add_special_tokens=add_special_tokens)
-
-        monkeypatch.setattr(HfTokenizer, "encode", asking)
-        before_all_encoding(monkeypatch, self._wait)
-
-    def _wait(self, text: str) -> None:
-        self.begun.append(text)
-        assert self.go.wait(20)
 
 
 @pytest.fixture

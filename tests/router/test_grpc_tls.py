@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,11 +24,6 @@ pytestmark = pytest.mark.timed
 ASKED = client_pb2.GenerateRequest(model="tiny", prompt="a", max_tokens=3)
 LONG = client_pb2.GenerateRequest(model="tiny", prompt="a", max_tokens=40, ignore_eos=True)
 ALONE = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> ClientCertificates:
-    return ClientCertificates(tmp_path / "clients")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import ssl
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -26,28 +26,19 @@ from baton.deploy.host.authority import LIFE
 from baton.deploy.host.certificate_forms import Subject, new_issuer, pem_of, process_certificate
 from baton.runtime.errors import ConfigError
 from baton.runtime.serving.client_tls import ClientTls, client_tls
+from tests.support.calendar_clock import NOON, CalendarClock
 from tests.support.client_certificates import ClientCertificates
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
-NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
+@pytest.fixture
+def clock() -> CalendarClock:
+    return CalendarClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def certificates(tmp_path: Path, clock: Clock) -> ClientCertificates:
+def certificates(tmp_path: Path, clock: CalendarClock) -> ClientCertificates:
     return ClientCertificates(tmp_path / "clients", clock)
 
 
@@ -133,7 +124,7 @@ def test_a_version_that_does_not_exist_is_refused(certificates: ClientCertificat
 
 
 def test_an_unusable_file_is_not_read_for_each_connection(
-    certificates: ClientCertificates, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    certificates: ClientCertificates, clock: CalendarClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = ClientTls(str(certificates.folder), clock)
     first, read = tls.context(), []
@@ -154,7 +145,7 @@ def test_an_unusable_file_is_not_read_for_each_connection(
 
 
 def test_a_certificate_that_begins_later_is_used_then(
-    certificates: ClientCertificates, clock: Clock
+    certificates: ClientCertificates, clock: CalendarClock
 ) -> None:
     tls = ClientTls(str(certificates.folder), clock)
     first = tls.context()
@@ -171,7 +162,7 @@ def test_a_certificate_that_begins_later_is_used_then(
 
 
 def test_no_free_descriptor_costs_no_connection(
-    certificates: ClientCertificates, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    certificates: ClientCertificates, clock: CalendarClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_free(_: str) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -187,7 +178,7 @@ def test_no_free_descriptor_costs_no_connection(
     assert tls.context() is not first
 
 
-def test_changed_rights_are_seen(certificates: ClientCertificates, clock: Clock) -> None:
+def test_changed_rights_are_seen(certificates: ClientCertificates, clock: CalendarClock) -> None:
     """The file's content and time of change stay as they were."""
     tls = ClientTls(str(certificates.folder), clock)
     certificates.replace()
@@ -199,7 +190,7 @@ def test_changed_rights_are_seen(certificates: ClientCertificates, clock: Clock)
 
 
 def test_the_end_of_the_one_in_use_is_said_once(
-    certificates: ClientCertificates, clock: Clock
+    certificates: ClientCertificates, clock: CalendarClock
 ) -> None:
     tls = ClientTls(str(certificates.folder), clock)
     first = tls.context()

@@ -6,11 +6,13 @@ thread has begun, or keep it from ending, changes that function here, and only h
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from baton.router.text.tokenizer import HfTokenizer
+from baton.router.text.tokenizer import HfTokenizer, Text
+from tests.support.machine_speed import slowness
 
 
 def before_encoding(tokenizer: HfTokenizer, act: Callable[[str], None]) -> None:
@@ -33,3 +35,26 @@ def before_all_encoding(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], No
         return encode(own, text, add_special_tokens)
 
     monkeypatch.setattr(HfTokenizer, "_encode", acting)
+
+
+class EncodingThreads:
+    """The threads of every tokenizer: they wait while `go` is not set. `asked` has the texts in
+    the order in which they were queued, `begun` in that of the threads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.asked: list[Text] = []
+        self.begun: list[str] = []
+        encode = HfTokenizer.encode
+
+        async def asking(own: HfTokenizer, text: Text, *, add_special_tokens: bool) -> list[int]:
+            self.asked.append(text)
+            return await encode(own, text, add_special_tokens=add_special_tokens)
+
+        monkeypatch.setattr(HfTokenizer, "encode", asking)
+        before_all_encoding(monkeypatch, self._wait)
+
+    def _wait(self, text: str) -> None:
+        self.begun.append(text)
+        assert self.go.wait(30 * slowness())
