@@ -4,9 +4,10 @@
               │ no worker yet; for a retry, a full fleet too
               └──▶ queue ── one timer for all: is there room? ──▶ try again, a few at once
 
-A full fleet refuses a new request at once. One that waits costs nothing until a decode worker has
-room: no prompt is read before. Knows
-the submitter and attempts; the dispatcher decides what waits, and how long. Owned by the loop.
+A full fleet refuses a new request at once, and so does one whose room is for the retries that
+wait: clients of those have a part of their answers. One that waits costs nothing until a decode
+worker has room: no prompt is read before. Knows the submitter and attempts; the dispatcher decides
+what waits, and how long. Owned by the loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import islice
 
 from baton.router.dispatch.attempt import Attempt
 from baton.router.dispatch.submitter import Submitter
+from baton.router.fleet.placement import BUSY_RETRY_S
 from baton.router.fleet.unplaced_requests import UnplacedRequests
 from baton.router.fleet.worker_link import WorkerLink
 from baton.router.requests.deadline import passed
@@ -25,6 +27,7 @@ RETRY_S = 0.05  # between two tries of one request, and two looks for room
 AT_ONCE = 8  # tried in one turn of the loop
 TOKENS_AT_ONCE = 1 << 15  # of theirs, unless one alone has more: 8k take a millisecond of it
 SPACING_S = 0.005  # between such turns: other requests' tokens pass
+RETRIES_FIRST = "the room that workers have is for requests that lost theirs: try again later"
 STOPPING = "the router stops: ask again"
 TOO_SMALL = "no worker that could hold this request is left: ask again, or start one"
 
@@ -35,6 +38,7 @@ class PlacementQueue:
         self._unplaced = unplaced
         # in order: not before which time, and how many tokens are then handed over
         self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
+        self._retries = 0  # that could not be placed yet
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -44,6 +48,23 @@ class PlacementQueue:
         """Try until a worker takes it, and return that worker's link. A missing worker is waited
         for. A full fleet refuses a new request at once, but not a retry; nor is a retry an invalid
         request where the workers that are left are too small for it."""
+        if attempt.attempt == 1:
+            self._check_room()
+            return await self._place(attempt, wait_s, returned)
+        self._retries += 1
+        try:
+            return await self._place(attempt, wait_s, returned)
+        finally:
+            self._retries -= 1
+
+    def _check_room(self) -> None:
+        """Raise Overloaded if there is room, but only for the retries that wait. Without any room
+        the try itself knows why."""
+        if self._retries and 0 < self._submitter.room() <= self._retries:
+            self._unplaced.refused += 1
+            raise Overloaded(RETRIES_FIRST, BUSY_RETRY_S)
+
+    async def _place(self, attempt: Attempt, wait_s: float, returned: bool) -> WorkerLink:
         deadline_s = attempt.active_request.deadline_s
         until_s = _now() + wait_s
         error: BatonError | None = None

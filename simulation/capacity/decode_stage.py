@@ -24,6 +24,7 @@ from baton.decode_worker.sequences import Group, Phase, Request, Sequence
 from baton.decode_worker.step_plan import StepPlan
 from baton.engine.scheduling.batch import Drawn, StepResult
 from baton.engine.scheduling.blocks import BlockPool
+from baton.planner.step_samples import StepSample
 from baton.planner.timing_model import StepWork, TimingModel
 from baton.runtime.config import StepConfig
 from baton.runtime.worker.attention_pairs import causal_pairs
@@ -97,6 +98,7 @@ class DecodeStage:
         self.ended_requests = 0
         self.ended_output_tokens = 0
         self.prompt_tokens = 0  # computed here
+        self.last_decode: StepSample | None = None  # the last step that only decoded
         self._tokens = 0  # drawn in steps that have ended
         self._stopped: Callable[[], None] | None = None
         self._timeline = timeline
@@ -281,6 +283,9 @@ class DecodeStage:
                 first_s if not ended else self._step_s(rows, run.context_tokens + rows * ended)
             )
             self._plan_time.record(alone_s, run.prompt_tokens + rows, has_chunks=bool(chunks))
+        if not chunks:
+            context = run.context_tokens + rows * (steps - 1)
+            self.last_decode = StepSample(StepWork(0, 0, rows, context), alone_s)
         if steps > 1:
             for sequence in run.plan.decoding:
                 sequence.output.extend([_drawn_of(sequence)[0].token] * (steps - 1))

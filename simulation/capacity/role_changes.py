@@ -119,6 +119,7 @@ def _sample(stage: DecodeStage | PrefillStage, fleet: CapacityFleet) -> WorkerSa
         worker_id(name), name, "decode", state, scheduler.waiting, stage.scheduler.running,
         *common, stage.ended_requests, stage.ended_output_tokens,
         stage.prompt_tokens, tokens, busy_s, steps,
+        recent_steps=() if stage.last_decode is None else (stage.last_decode,),
     )  # fmt: skip
 
 

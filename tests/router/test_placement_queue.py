@@ -183,6 +183,37 @@ async def test_a_begun_request_waits_for_a_full_or_too_small_fleet(
 
 
 @on_virtual_time
+async def test_new_requests_leave_the_room_to_retries_that_wait() -> None:
+    fakes = Fakes(Overloaded("full"))
+    line = line_of(fakes)
+    retries = [waiting_attempt(f"retry{number}", attempt=2) for number in range(2)]
+    tasks = [asyncio.create_task(line.place(each, 60)) for each in retries]
+    await asyncio.sleep(0)
+    fakes.space = 2
+    with pytest.raises(Overloaded, match="for requests that lost theirs") as refused:
+        await line.place(waiting_attempt("new"), 60)
+    assert refused.value.retry_after_s and fakes.unplaced.refused == 1
+    assert "new" not in fakes.tried
+    fakes.space = 3  # one more than retries
+    assert await line.place(waiting_attempt("new"), 60) is LINK
+    await wait_all(tasks)
+    fakes.space = 1  # no retry waits any more
+    assert await line.place(waiting_attempt("last"), 60) is LINK
+
+
+@on_virtual_time
+async def test_new_requests_wait_beside_retries_where_no_worker_is() -> None:
+    fakes = Fakes()
+    line = line_of(fakes)
+    names = [waiting_attempt("retry", attempt=2), waiting_attempt("new")]
+    tasks = [asyncio.create_task(line.place(each, 60)) for each in names]
+    await asyncio.sleep(2 * RETRY_S)
+    fakes.space = 2
+    await wait_all(tasks)
+    assert fakes.placed == ["retry", "new"]
+
+
+@on_virtual_time
 async def test_a_begun_request_is_not_reported_as_invalid() -> None:
     line = line_of(Fakes(InvalidRequest("too long")))
     with pytest.raises(Unavailable, match="no worker that could hold this request is left"):

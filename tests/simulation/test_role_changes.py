@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from baton.planner.change_history import RoleStep
-from baton.planner.controller_load import FleetSample, WorkerRole
+from baton.planner.controller_load import FleetSample, LoadWindow, WorkerRole
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import TraceRequest
 from baton.simulation.capacity.capacity_fleet import CapacityFleet
@@ -166,6 +166,26 @@ def test_a_controller_moves_a_worker_to_the_role_that_queues() -> None:
     fixed = run_fleet(SCENARIO, BY_HAND, trace)
     good = [sum(meets(each, GOALS) for each in run.records) for run in (fleet, fixed)]
     assert good[0] > 1.5 * good[1]
+
+
+def test_decode_steps_are_learned_beside_prompts() -> None:
+    """Workers that compute prompts in every second report a step without, as real ones do."""
+    window = LoadWindow()
+
+    def begun(fleet: CapacityFleet, timeline: EventQueue) -> None:
+        def tick() -> None:
+            window.add(fleet_sample(fleet, timeline.now_s))
+            if timeline.now_s < trace[-1].arrived_s - 1.0:
+                timeline.at(timeline.now_s + 1.0, tick)
+
+        timeline.at(1.0, tick)
+
+    trace = [TraceRequest(0.1 * number, 300, 20 + number % 40) for number in range(600)]
+    run_fleet(CapacityScenario(Layout(colocated=2)), BY_HAND, trace, begun=begun)
+    step = window.load().step
+    assert step is not None
+    assert step.fixed_s == pytest.approx(BY_HAND.step.fixed_s, rel=0.01)
+    assert step.per_sequence_s == pytest.approx(BY_HAND.step.per_sequence_s, rel=0.01)
 
 
 def test_a_controller_with_old_reports_takes_no_step() -> None:
