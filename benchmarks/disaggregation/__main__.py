@@ -8,9 +8,9 @@ Real processes of `baton serve`, one thread a worker, with the random bf16 model
 parameters (`--quick`: baton-tiny); placement is `auto`. The client is this process. Traffic and
 objectives: traffic_shapes.py. Their seconds are scaled by the idle prefill of 1,500 tokens and by
 the decode step of four streams, both measured first: `pace_prompt`, `pace_step`. A round has a
-fleet for the streams alone, a D for each objective, which `slo.*` tells it, and a C for each chunk
-(the objective has no effect on C: every worker does the same); figures are medians of rounds, with
-the lowest and highest, and are reported after each.
+fleet for the streams alone, a D for each objective, which `slo.*` tells it, and chunk, and a C for
+each chunk (the objective has no effect on C: every worker does the same); figures are medians of
+rounds, with the lowest and highest, and are reported after each.
 
 itl_p99_ratio      ITL p99 of four streams of the strict D beside bursts of prompts,
                    over theirs beside a bare loop of the same kernels on the other core
@@ -22,8 +22,8 @@ second_token_SHAPE_over_steps
                    p99 of the gap from first to second token of the requests of the strict D whose
                    KV moved, less the transfer that was not hidden, over the p99 of the later gaps
                    of that run
-SHAPE_OBJECTIVE    requests that meet the objective, D over C with the best chunk for this cell; all
-                   rounds together
+SHAPE_OBJECTIVE    requests that meet the objective, D over C, each with the best chunk for this
+                   cell; all rounds together
 goodput_ratio_best, goodput_ratio_worst
                    the best of the strict objective's cells, the worst of all. `cells_lost`: below 1
 predicted_SHAPE_OBJECTIVE
@@ -37,6 +37,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +69,7 @@ from benchmarks.inputs.cached_model import cached_model
 ITL_LIMIT, BEST_LIMIT, WORST_LIMIT, SECOND_LIMIT = 1.1, 1.5, 0.97, 2.2
 CHUNK_TOKENS = 256
 COLOCATED_CHUNKS = (64, 128, 256)
-# the prompt tokens of a step beside streams of D's decode worker: what `--predict` finds best
-OWN_CHUNKS = {"strict": 64, "quick_start": 128, "patient": 64}
+OWN_CHUNKS = (64, 128)  # beside streams of D's decode worker; ITL is that of the first
 POOL_TOKENS = 24_576
 SECONDS, QUICK_SECONDS = 60.0, 12.0
 PREDICTED_SECONDS = 1200.0
@@ -87,8 +87,8 @@ class ComparisonResults:
     # by shape: the gaps to the second token, and the p99 of the later gaps, of the strict D
     second: dict[str, list[list[SecondToken]]] = field(default_factory=lambda: defaultdict(list))
     later: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    # by shape, and D's objective or C's chunk: the requests of each round
-    requests: dict[tuple[str, str], list[list[Measurement]]] = field(
+    # by shape, D's objective and its chunk, or C's chunk: the requests of each round
+    requests: dict[tuple[str, str, int], list[list[Measurement]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     of_chunk: dict[tuple[str, int], list[list[Measurement]]] = field(
@@ -99,8 +99,11 @@ class ComparisonResults:
 class Comparison:
     """Starts fleets one after the other and sends them their traffic."""
 
-    def __init__(self, model: Path, seconds: float, chunks: Sequence[int]) -> None:
-        self._model, self._seconds, self._chunks = model, seconds, chunks
+    def __init__(
+        self, model: Path, seconds: float, own_chunks: Sequence[int], chunks: Sequence[int]
+    ) -> None:
+        self._model, self._seconds = model, seconds
+        self._own_chunks, self._chunks = own_chunks, chunks
         self._runs = 0
         self.found = ComparisonResults()
 
@@ -116,9 +119,9 @@ class Comparison:
                 with beside:
                     asked = streams(self._seconds, pace)
                     times.append(p99(stream_gaps(self._send(fleet, asked))))
-        for objective in OBJECTIVES:
-            progress(f"round {number}: disaggregated, {objective.name}")
-            self._serve(objective, pace)
+        for objective, chunk in product(OBJECTIVES, self._own_chunks):
+            progress(f"round {number}: disaggregated, {objective.name}, chunks of {chunk}")
+            self._serve(objective, chunk, pace)
         for chunk in self._chunks:
             progress(f"round {number}: colocated, chunks of {chunk}")
             with self._fleet(0, 2, [f"step.local_prefill_tokens={chunk}"]) as fleet:
@@ -129,17 +132,17 @@ class Comparison:
                     if shape == "bursts":
                         self.found.colocated[chunk].append(p99(stream_gaps(requests)))
 
-    def _serve(self, objective: Objective, pace: Pace) -> None:
+    def _serve(self, objective: Objective, chunk: int, pace: Pace) -> None:
         """Send all traffic to a fleet that knows the objective."""
         found, own = self.found, objective.at(pace)
         known = [f"slo.ttft_s={own.ttft_s:.3f}", f"slo.itl_s={own.gap_s:.3f}"]
-        known.append(f"step.local_prefill_tokens={OWN_CHUNKS[objective.name]}")
+        known.append(f"step.local_prefill_tokens={chunk}")
         with self._disaggregated(known) as fleet:
             self._warm_up(fleet)
             for shape, traffic in SHAPES.items():
                 requests = self._send(fleet, traffic(self._seconds, pace))
-                found.requests[shape, objective.name].append(requests)
-                if objective != STRICT:
+                found.requests[shape, objective.name, chunk].append(requests)
+                if objective != STRICT or chunk != self._own_chunks[0]:
                     continue
                 found.second[shape].append(second_tokens(fleet.traces()[: len(requests)]))
                 found.later[shape].append(p99([s for each in requests for s in each.gaps_s[1:]]))
@@ -151,7 +154,8 @@ class Comparison:
         found = self.found
         if found.pace is None:
             found.pace = self._measured_pace(fleet)
-            runs = 2 + len(SHAPES) * (len(OBJECTIVES) + len(self._chunks))
+            own_runs = len(OBJECTIVES) * len(self._own_chunks)
+            runs = 2 + len(SHAPES) * (own_runs + len(self._chunks))
             minutes = runs * self._seconds * found.pace.prompt / 60
             progress(
                 f"prompts take {found.pace.prompt:.1f} times as long as in traffic_shapes.py: "
@@ -194,16 +198,22 @@ def cell(found: ComparisonResults, shape: str, objective: Objective) -> Figure:
     def good(rounds: Sequence[Sequence[Measurement]]) -> list[int]:
         return [sum(map(objective.met_by, requests)) for requests in rounds]
 
-    own = good(found.requests[shape, objective.name])
-    of_chunk = {chunk: good(each) for (of, chunk), each in found.of_chunk.items() if of == shape}
-    best = max(of_chunk, key=lambda chunk: sum(of_chunk[chunk]))
-    asked = sum(map(len, found.requests[shape, objective.name]))
-    each = list(map(over, own, of_chunk[best]))
+    def best(of_chunk: dict[int, list[int]]) -> int:
+        return max(of_chunk, key=lambda chunk: sum(of_chunk[chunk]))
+
+    named = shape, objective.name
+    rounds = {chunk: each for (*of, chunk), each in found.requests.items() if tuple(of) == named}
+    disaggregated = {chunk: good(each) for chunk, each in rounds.items()}
+    colocated = {chunk: good(each) for (of, chunk), each in found.of_chunk.items() if of == shape}
+    own_chunk, chunk = best(disaggregated), best(colocated)
+    own, other = disaggregated[own_chunk], colocated[chunk]
+    each = list(map(over, own, other))
     beside = (
-        f"{sum(own)} and {sum(of_chunk[best])} of {asked}, chunk {best}; "
+        f"{sum(own)} and {sum(other)} of {sum(map(len, rounds[own_chunk]))}, "
+        f"chunks {own_chunk} and {chunk}; "
         f"{min(each):.2f} to {max(each):.2f}; {objective.text}"
     )
-    return Figure(f"{shape}_{objective.name}", over(sum(own), sum(of_chunk[best])), "", beside)
+    return Figure(f"{shape}_{objective.name}", over(sum(own), sum(other)), "", beside)
 
 
 def over(own: int, other: int) -> float:
@@ -298,9 +308,8 @@ def main() -> None:
         return
     model = embedded_model() if options.quick else cached_model()
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
-    comparison = Comparison(
-        model, seconds, COLOCATED_CHUNKS[:1] if options.quick else COLOCATED_CHUNKS
-    )
+    few = 1 if options.quick else None
+    comparison = Comparison(model, seconds, OWN_CHUNKS[:few], COLOCATED_CHUNKS[:few])
     for number in range(1, options.rounds + 1):
         comparison.round(number)
         report(figures(comparison.found), options.json)  # of all rounds so far

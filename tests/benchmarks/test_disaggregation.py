@@ -70,13 +70,17 @@ def test_cells_take_the_best_chunk_and_name_what_loses() -> None:
     found.second = {"bursts": [[SecondToken(1.0, 0.1, 0.1, 0.0)]], "mixed": [[]]}
     found.later = {"bursts": [0.16], "mixed": [0.1]}
     for objective in OBJECTIVES:
-        found.requests["bursts", objective.name] = [[good, good, good]]
-        found.requests["mixed", objective.name] = [[good, bad, bad]]
+        found.requests["bursts", objective.name, 64] = [[good, good, good]]
+        found.requests["mixed", objective.name, 64] = [[bad, bad, bad]]
+        found.requests["mixed", objective.name, 128] = [[good, bad, bad]]
     found.of_chunk = {("bursts", 64): [[good, bad, bad]], ("bursts", 128): [[good, good, bad]]}
     found.of_chunk |= {("mixed", 64): [[good, good, bad]], ("mixed", 128): [[bad, bad, bad]]}
     named = {each.name: each for each in figures(found)}
     assert named["bursts_strict"].value == 1.5 and named["mixed_strict"].value == 0.5
-    assert "3 and 2 of 3, chunk 128; 1.50 to 1.50; TTFT 5.00 s" in named["bursts_strict"].beside
+    assert (
+        "3 and 2 of 3, chunks 64 and 128; 1.50 to 1.50; TTFT 5.00 s"
+        in named["bursts_strict"].beside
+    )
     assert named["goodput_ratio_best"].holds and not named["goodput_ratio_worst"].holds
     assert named["cells_lost"].value == 3 and "mixed_strict" in named["cells_lost"].beside
     assert named["itl_p99_ratio"].value == pytest.approx(0.16 / 0.15)
