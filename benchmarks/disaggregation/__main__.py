@@ -70,7 +70,7 @@ ITL_LIMIT, BEST_LIMIT, WORST_LIMIT, SECOND_LIMIT = 1.1, 1.5, 0.97, 2.2
 CHUNK_TOKENS = 256
 COLOCATED_CHUNKS = (64, 128, 256)
 OWN_CHUNKS = (64, 128)  # beside streams of D's decode worker; ITL is that of the first
-POOL_TOKENS = 24_576
+POOL_TOKENS = 8_192  # all of them allocated before the first request
 SECONDS, QUICK_SECONDS = 60.0, 12.0
 PREDICTED_SECONDS = 1200.0
 

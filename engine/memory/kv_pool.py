@@ -29,21 +29,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.engine.memory.huge_pages import map_memory
+from baton.engine.memory.huge_pages import map_memory, populate
 from baton.engine.memory.kv_quant import SCALE_BYTES, KvQuant
 from baton.engine.spec.model_spec import ModelSpec
 from baton.runtime.errors import ConfigError
 
 _WORD_BYTES = 8  # the unit of checksums
 _MIN_POOL_TOKENS = 512
+_POPULATED_BYTES = 1 << 30  # of a host's pool, before the first request (decision 0160)
 
 
 class KvPool:
     """All KV blocks of a worker. `tensor` has the shape above, in `dtype`, or in the codes of
     `quant` with float32 `scales` [block, kv_head, layer, k|v, token] (MLA: [block, 1, layer,
     token, latent|key]); both are views of `memory`, uint8 [block, kv_head, bytes]. `draft` is the
-    view of the draft's layer group in the same blocks. The system allocates the memory when it is
-    first written."""
+    view of the draft's layer group in the same blocks. On a host, the system allocates the first
+    GiB at once, the rest when it is first written."""
 
     parts: tuple[KvPool, ...] = ()  # of all ranks, the own one first, if each has a pool
     # Of each layer group of a block, in its order: (slabs, bytes of a slab), and (slabs, areas of a
@@ -82,6 +83,8 @@ class KvPool:
             self._whole = memory[: math.prod(shape)].view(shape)
         else:
             self._whole = _on_host(shape) if device is None else _on_device(shape, device)
+        if device is None:
+            populate(self._whole, _POPULATED_BYTES)
         self.blocks = blocks
         self.block_size = block_size
         self.block_bytes = own_bytes + draft_bytes  # of both groups
