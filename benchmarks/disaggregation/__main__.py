@@ -1,5 +1,5 @@
 """Disaggregated against colocated serving on the same two cores: a prefill and a decode worker (D),
-or two workers that do both (C), with the best chunk that C has.
+or two workers that do both (C), each with its best chunk.
 
     python -m benchmarks.disaggregation [--rounds N] [--seconds S] [--quick] [--json FILE]
     python -m benchmarks.disaggregation --predict
@@ -12,8 +12,8 @@ fleet for the streams alone, a D for each objective, which `slo.*` tells it, and
 each chunk (the objective has no effect on C: every worker does the same); figures are medians of
 rounds, with the lowest and highest, and are reported after each.
 
-itl_p99_ratio      ITL p99 of four streams of the strict D beside bursts of prompts,
-                   over theirs beside a bare loop of the same kernels on the other core
+itl_p99_ratio      ITL p99 of four streams of the strict D with the least chunk, beside bursts of
+                   prompts, over theirs beside a bare loop of the same kernels on the other core
                    (fleets/kernel_loop.py): two cores that stream share one memory, whatever is
                    served
 itl_p99_over_alone the same over the streams alone; `..._floor` is the loop's; `..._colocated` that
@@ -68,8 +68,7 @@ from benchmarks.inputs.cached_model import cached_model
 
 ITL_LIMIT, BEST_LIMIT, WORST_LIMIT, SECOND_LIMIT = 1.1, 1.5, 0.97, 2.2
 CHUNK_TOKENS = 256
-COLOCATED_CHUNKS = (64, 128, 256)
-OWN_CHUNKS = (64, 128)  # beside streams of D's decode worker; ITL is that of the first
+LOCAL_CHUNKS = (64, 128, 256)  # beside streams, of D's decode worker and of C
 POOL_TOKENS = 8_192  # all of them allocated before the first request
 SECONDS, QUICK_SECONDS = 60.0, 12.0
 PREDICTED_SECONDS = 1200.0
@@ -99,11 +98,8 @@ class ComparisonResults:
 class Comparison:
     """Starts fleets one after the other and sends them their traffic."""
 
-    def __init__(
-        self, model: Path, seconds: float, own_chunks: Sequence[int], chunks: Sequence[int]
-    ) -> None:
-        self._model, self._seconds = model, seconds
-        self._own_chunks, self._chunks = own_chunks, chunks
+    def __init__(self, model: Path, seconds: float, chunks: Sequence[int]) -> None:
+        self._model, self._seconds, self._chunks = model, seconds, chunks
         self._runs = 0
         self.found = ComparisonResults()
 
@@ -119,7 +115,7 @@ class Comparison:
                 with beside:
                     asked = streams(self._seconds, pace)
                     times.append(p99(stream_gaps(self._send(fleet, asked))))
-        for objective, chunk in product(OBJECTIVES, self._own_chunks):
+        for objective, chunk in product(OBJECTIVES, self._chunks):
             progress(f"round {number}: disaggregated, {objective.name}, chunks of {chunk}")
             self._serve(objective, chunk, pace)
         for chunk in self._chunks:
@@ -142,7 +138,7 @@ class Comparison:
             for shape, traffic in SHAPES.items():
                 requests = self._send(fleet, traffic(self._seconds, pace))
                 found.requests[shape, objective.name, chunk].append(requests)
-                if objective != STRICT or chunk != self._own_chunks[0]:
+                if objective != STRICT or chunk != self._chunks[0]:
                     continue
                 found.second[shape].append(second_tokens(fleet.traces()[: len(requests)]))
                 found.later[shape].append(p99([s for each in requests for s in each.gaps_s[1:]]))
@@ -154,8 +150,7 @@ class Comparison:
         found = self.found
         if found.pace is None:
             found.pace = self._measured_pace(fleet)
-            own_runs = len(OBJECTIVES) * len(self._own_chunks)
-            runs = 2 + len(SHAPES) * (own_runs + len(self._chunks))
+            runs = 2 + len(SHAPES) * len(self._chunks) * (len(OBJECTIVES) + 1)
             minutes = runs * self._seconds * found.pace.prompt / 60
             progress(
                 f"prompts take {found.pace.prompt:.1f} times as long as in traffic_shapes.py: "
@@ -304,12 +299,11 @@ def main() -> None:
     made.add_argument("--predict", action="store_true", help="on virtual time alone, in seconds")
     options = made.parse_args()
     if options.predict:
-        report(predicted_cells(PREDICTED_SECONDS, COLOCATED_CHUNKS), options.json)
+        report(predicted_cells(PREDICTED_SECONDS, LOCAL_CHUNKS), options.json)
         return
     model = embedded_model() if options.quick else cached_model()
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
-    few = 1 if options.quick else None
-    comparison = Comparison(model, seconds, OWN_CHUNKS[:few], COLOCATED_CHUNKS[:few])
+    comparison = Comparison(model, seconds, LOCAL_CHUNKS[:1] if options.quick else LOCAL_CHUNKS)
     for number in range(1, options.rounds + 1):
         comparison.round(number)
         report(figures(comparison.found), options.json)  # of all rounds so far
