@@ -4,8 +4,8 @@
               │ no worker yet; for a retry, a full fleet too
               └──▶ queue ── one timer for all: is there room? ──▶ try again, a few at once
 
-A full fleet refuses a new request at once, and so does one whose room is for the retries that
-wait: clients of those have a part of their answers. One that waits costs nothing until a decode
+A full fleet refuses a new request at once. So does one that has room only for the retries that
+wait: their clients may have a part of their answers. One that waits costs nothing until a decode
 worker has room: no prompt is read before. Knows the submitter and attempts; the dispatcher decides
 what waits, and how long. Owned by the loop.
 """
