@@ -212,8 +212,8 @@ ROUTER_REPORTS = counter(
 )  # fmt: skip
 DEGRADED_PAIRS = gauge(
     "baton_degraded_pairs",
-    "Pairs of linked workers whose first READs were below the floor: placement counts what their "
-    "READs take.",
+    "Pairs of linked workers whose last measured READs were below the floor: placement counts "
+    "what their READs take.",
 )
 CIRCUITS_OPENED = counter(
     "baton_circuits_opened_total",

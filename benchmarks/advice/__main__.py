@@ -6,7 +6,7 @@
                             meet the objectives, over all layouts and mixes (medians of the rounds)
     advice_regret           of the layout with the best prediction: the best measured share over its
                             own, minus 1; the worst mix
-    MIX_LAYOUT              that share as measured, beside its prediction
+    MIX_LAYOUT              that share as measured, beside its prediction, with the rounds' ranges
 
 For each of three mixes, a fleet of two prefill and two decode workers serves the traffic; from its
 traces and its workers' reports alone, as `baton advise` reads them, all layouts are predicted. Then
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from statistics import median
 
 from baton.planner.timing_model import ChunkTiming, StepTiming, TimingModel
@@ -72,13 +73,24 @@ MIXES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MixOutcome:
-    """One mix: by layout, the predicted times and the measured share of good requests."""
+    """One mix: by layout, the predicted times and the measured shares of good requests, one entry a
+    round."""
 
     mix: Mix
-    predicted: dict[Layout, Times]
-    measured: dict[Layout, float]
+    predicted_rounds: dict[Layout, list[Times]]
+    measured_rounds: dict[Layout, list[float]]
+
+    @cached_property
+    def predicted(self) -> dict[Layout, Times]:
+        """Return the median of each predicted time and share."""
+        return {layout: middle_of(found) for layout, found in self.predicted_rounds.items()}
+
+    @cached_property
+    def measured(self) -> dict[Layout, float]:
+        """Return the median of each measured share."""
+        return {layout: median(found) for layout, found in self.measured_rounds.items()}
 
     @property
     def error(self) -> float:
@@ -139,11 +151,7 @@ def outcome(mix: Mix, traffic: Sequence[TraceRequest], rounds: int) -> MixOutcom
             if layout is MEASURED:
                 for other, times in predictions(run.fleet).items():
                     predicted[other].append(times)
-    return MixOutcome(
-        mix,
-        {layout: middle_of(found) for layout, found in predicted.items()},
-        {layout: median(found) for layout, found in shares.items()},
-    )
+    return MixOutcome(mix, predicted, shares)
 
 
 def middle_of(found: Sequence[Times]) -> Times:
@@ -158,7 +166,11 @@ def figures_of(outcomes: Sequence[MixOutcome]) -> list[Figure]:
         for layout, times in each.predicted.items():
             name = f"{each.mix.name}_{layout.name.replace(', ', '_').replace(' ', '_')}"
             advised = ", advised" if layout is each.advised else ""
-            beside = f"predicted {times.good_share:.3f}{advised}"
+            predicted = [one.good_share for one in each.predicted_rounds[layout]]
+            beside = (
+                f"{range_of(each.measured_rounds[layout])}; predicted {times.good_share:.3f}, "
+                f"{range_of(predicted)}{advised}"
+            )
             figures.append(Figure(name, each.measured[layout], "", beside))
     worst = max(each.regret for each in outcomes)
     return [
@@ -166,6 +178,10 @@ def figures_of(outcomes: Sequence[MixOutcome]) -> list[Figure]:
         at_most("prediction_error_worst", max(each.error for each in outcomes), ERROR_LIMIT),
         at_most("advice_regret", worst, REGRET_LIMIT),
     ]
+
+
+def range_of(rounds: Sequence[float]) -> str:
+    return f"{min(rounds):.3f} to {max(rounds):.3f}"
 
 
 def main() -> None:

@@ -29,23 +29,39 @@ def times(share: float, end_s: float = 1.0) -> Times:
     return Times(0.1, 0.2, 0.05, 0.06, end_s, share)
 
 
-def outcome(predicted: list[Times], measured: list[float]) -> MixOutcome:
-    shares = dict(zip(LAYOUTS, measured, strict=True))
-    return MixOutcome(MIXES[0], dict(zip(LAYOUTS, predicted, strict=True)), shares)
+def outcome(*rounds: tuple[list[Times], list[float]]) -> MixOutcome:
+    """Return that of rounds of predictions and measured shares, by layout."""
+    predicted, measured = zip(*rounds, strict=True)
+    return MixOutcome(
+        MIXES[0],
+        {layout: [*found] for layout, *found in zip(LAYOUTS, *predicted, strict=True)},
+        {layout: [*found] for layout, *found in zip(LAYOUTS, *measured, strict=True)},
+    )
 
 
 def test_regret_is_of_the_layout_with_the_best_prediction() -> None:
     predicted = [times(0.5), times(0.9), times(0.9, 0.8), times(0.2)]
-    found = outcome(predicted, [0.5, 0.96, 0.8, 0.25])
+    found = outcome((predicted, [0.5, 0.96, 0.8, 0.25]))
     assert found.advised is LAYOUTS[2]  # as good, and sooner
     assert found.regret == pytest.approx(0.2) and found.error == pytest.approx(0.1)
 
 
 def test_a_layout_that_serves_nothing_is_infinite_regret() -> None:
-    found = outcome([times(1.0), *[times(0.0)] * 3], [0.0, 0.5, 0.5, 0.5])
+    found = outcome(([times(1.0), *[times(0.0)] * 3], [0.0, 0.5, 0.5, 0.5]))
     figures = {each.name: each for each in figures_of([found])}
     assert found.regret == float("inf") and figures["advice_regret"].holds is False
-    assert figures["prompts_1_prefill_3_decode"].beside == "predicted 1.000, advised"
+    assert figures["prompts_1_prefill_3_decode"].beside.endswith("advised")
+
+
+def test_rounds_count_by_their_median_and_show_their_range() -> None:
+    def seen(first: float) -> list[float]:
+        return [first, 0.5, 0.5, 0.5]
+
+    shares = [(0.9, 0.7), (0.8, 0.9), (0.7, 0.8)]  # predicted and measured
+    found = outcome(*[(list(map(times, seen(one))), seen(other)) for one, other in shares])
+    (first, *_) = figures_of([found])
+    assert found.error == 0 and first.value == 0.8
+    assert first.beside == "0.700 to 0.900; predicted 0.800, 0.700 to 0.900, advised"
 
 
 def test_a_step_sleeps_for_its_chunks_and_sequences() -> None:

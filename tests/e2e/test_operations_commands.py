@@ -48,10 +48,10 @@ SERVED = (  # in this order, on a running `baton serve`
 )
 HOSTS = (  # in this order, on processes around a Redis server
     "baton authority issue --folder ca --role client --name operator --out operator-tls",
-    "baton worker --role prefill --worker-id prefill-0 --model MODEL "
+    "baton worker --role prefill --worker-id prefill-0 --model FOLDER "
     "--registry rediss://redis.example:6379/0 --set worker.host=0.0.0.0 "
     "--set worker.advertise=eth0 --set worker.admin_port=9100 --config SETTINGS",
-    "baton router --model MODEL --registry rediss://redis.example:6379/0 --config SETTINGS",
+    "baton router --model FOLDER --registry rediss://redis.example:6379/0 --config SETTINGS",
     "baton cluster status --registry rediss://redis.example:6379/0 --config SETTINGS",
     "baton doctor --registry",
     "baton role prefill-1 decode --registry rediss://redis.example:6379/0 --config SETTINGS",
@@ -272,7 +272,7 @@ def test_commands_for_several_hosts_work_in_that_order(
     def begin(command: str, server: str, settings: Path, *more: str) -> subprocess.Popen[str]:
         replaced = command.replace("rediss://redis.example:6379/0", server)
         replaced = replaced.replace("admin_port=9100", "admin_port=0").replace("eth0", "lo")
-        words = arguments(replaced, MODEL=str(embedded_model()), SETTINGS=str(settings))
+        words = arguments(replaced, FOLDER=str(embedded_model()), SETTINGS=str(settings))
         with settings.with_suffix(".log").open("w") as log:
             started.append(
                 subprocess.Popen(
