@@ -182,7 +182,7 @@ class Handoffs:
         take_first: Callable[[handoff_pb2.FirstTokens], None],
     ) -> FetchReport:
         def quarantine(blocks: Sequence[int], settled: asyncio.Future[None]) -> None:
-            self._quarantine(group, list(blocks), settled)
+            self._quarantine(group, candidate.worker_id, list(blocks), settled)
 
         async with self._reads.reader(candidate, quarantine) as reader:
             group.request.timeline.mark("connect", self._wall())
@@ -246,11 +246,13 @@ class Handoffs:
             kv_dtype=self._kv_dtype,
         )
 
-    def _quarantine(self, group: Group, blocks: list[int], settled: asyncio.Future[None]) -> None:
+    def _quarantine(
+        self, group: Group, granter: str, blocks: list[int], settled: asyncio.Future[None]
+    ) -> None:
         self._scheduler.reservations.quarantine(group, blocks)
         handoff_metrics.QUARANTINED_BLOCKS.inc(len(blocks))
         log_at = log.warning if group.live else log.info  # READs of an ended group are called off
-        log_at("blocks quarantined", blocks=len(blocks))
+        log_at("blocks quarantined", worker=granter, blocks=len(blocks))
 
         def lift(_: asyncio.Future[None]) -> None:
             self._pool.release(blocks, Hold.QUARANTINED)

@@ -8,7 +8,8 @@ that the mover's agents share, and few at a time are in flight from a peer.
 
 A READ ends when NIXL reports done or error. Nothing else ends it: releasing its handle does not
 reliably stop it (docs/decisions/0001-read-not-write.md), so the thread keeps polling an abandoned
-READ and keeps its peer.
+READ and keeps its peer. After an error NIXL fails all READs from that peer until it is removed and
+added again (UCX does not open a broken connection again), so the next READ does that first.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.kv_transfer.block_sizes import BlockRatio
-from baton.kv_transfer.local_pool import DRAM, LocalPool, memory_name, prepare_ucx
+from baton.kv_transfer.local_pool import DRAM, LocalPool, prepare_ucx
 from baton.kv_transfer.mover import PeerPool
 from baton.kv_transfer.nixl_library import (
+    described,
     every_block,
     library_versions,
     load_bindings,
     memories,
+    register_pool,
 )
 from baton.kv_transfer.read_segments import ReadSegment, blocks_enough
 from baton.kv_transfer.read_shape import ReadShape
@@ -49,17 +52,20 @@ DEVICE_SPIN_S = 0.00002  # the same, of a device's memory, which moves 64 MiB in
 HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
 ERROR_PAUSE_S = 0.2
+RECONNECT_S = 1.0  # between connections to a peer whose READs fail
 MAX_POSTING_S = 0.005  # at a time, when posting copies
 
 
 @dataclass(slots=True)
 class _Peer:
     boot_id: bytes
-    name: Any
     pool: PeerPool
     shape: ReadShape
-    blocks: Any  # prepared descriptors of its whole pool
-    own: Any  # of the own pool, for this shape; None: those of whole blocks
+    name: Any = None  # None: not added
+    blocks: Any = None  # prepared descriptors of its whole pool
+    own: Any = None  # of the own pool, for this shape; None: those of whole blocks
+    added_s: float = 0.0
+    broken: bool = False  # a READ has failed since it was added
     reads: int = 0  # in flight
     forgotten: bool = False
 
@@ -97,6 +103,7 @@ class NixlAgent:
         self.holds = 0  # leases that need progress; written by the owner
         self.versions: dict[str, str] = {}  # of its libraries, after the start
         self.unsettled = 0  # READs in flight at the last poll
+        self.turned_s = time.monotonic()  # when the thread last began a turn
         started: Future[bytes] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started,), name=f"nixl-{name[:8]}", daemon=True
@@ -147,17 +154,23 @@ class NixlAgent:
         if any(peer.boot_id == pool.boot_id for peer in self._leaving):
             raise ReadFailed(f"earlier READs from {_short(pool.boot_id)} are still in flight")
         shape = pool.shape(self._pool.block_bytes, len(self._pool.rank_pools))
-        name = blocks = None
+        peer = _Peer(pool.boot_id, pool, shape)
+        self._add(peer)
+        self._peers[pool.boot_id] = peer
+
+    def _add(self, peer: _Peer) -> None:
+        pool, shape = peer.pool, peer.shape
+        peer.added_s = time.monotonic()
         try:
-            name = self._agent.add_remote_agent(pool.metadata)
+            peer.name = self._agent.add_remote_agent(pool.metadata)
             rows = [(cut.granter_rank, cut.granter_offset, cut.length) for cut in shape.cuts]
-            blocks = self._agent.prep_xfer_dlist(name, every_block(pool, rows), pool.memory)
-            own = self._own_blocks(shape, pool.ratio)
+            blocks = every_block(pool, rows)
+            peer.blocks = self._agent.prep_xfer_dlist(peer.name, blocks, pool.memory)
+            peer.own = self._own_blocks(shape, pool.ratio)
         except Exception as error:  # NIXL's bindings raise classes of their own
-            if name is not None:
-                self._remove_peer(name, blocks)
+            self._remove(peer)
             raise ReadFailed(f"NIXL cannot reach {_short(pool.boot_id)}: {error}") from error
-        self._peers[pool.boot_id] = _Peer(pool.boot_id, name, pool, shape, blocks, own)
+        peer.broken = False
 
     def _own_blocks(self, shape: ReadShape, ratio: BlockRatio) -> Any:
         """Return the descriptors of the own pool's cells for a peer's units; None where they are
@@ -165,7 +178,7 @@ class NixlAgent:
         rows = [(cut.reader_rank, cut.reader_offset, cut.length) for cut in shape.cuts]
         if rows == [(0, 0, self._pool.block_bytes)]:
             return None
-        own = every_block(_described(self._pool, ratio.joined), rows)
+        own = every_block(described(self._pool, ratio.joined), rows)
         return self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, self._pool.memory)
 
     def _forget(self, boot_id: bytes) -> None:
@@ -174,7 +187,7 @@ class NixlAgent:
             return
         peer.forgotten = True
         if peer.reads == 0:
-            self._remove_peer(peer.name, peer.blocks, peer.own)
+            self._remove(peer)
         else:
             self._leaving.append(peer)
 
@@ -202,10 +215,10 @@ class NixlAgent:
         return {boot_id for boot_id, count in blocks.items() if count > self._enough}
 
     def _post(self, segment: ReadSegment) -> None:
-        boot_id = segment.read.boot_id
-        peer = self._peers.get(boot_id)
-        if peer is None:
-            self._segments.ended(segment, ReadFailed(f"{_short(boot_id)} is not connected"))
+        try:
+            peer = self._reachable(segment.read.boot_id)
+        except ReadFailed as failure:
+            self._segments.ended(segment, failure)
             return
         try:
             handle = self._agent.make_prepped_xfer(
@@ -218,12 +231,29 @@ class NixlAgent:
                 peer.shape.end(segment.remote, peer.pool.num_blocks, granter=True),
             )
         except Exception as error:  # NIXL's bindings raise classes of their own
+            peer.broken = True
             self._segments.ended(segment, _failed(error))
             return
         peer.reads += 1
         flight = _Flight(handle, peer, segment)
         if not self._ends(flight, self._agent.transfer):
             self._flights.append(flight)
+
+    def _reachable(self, boot_id: bytes) -> _Peer:
+        """Return a connected peer; if a READ from it has failed, add it again first. Raises
+        ReadFailed."""
+        peer = self._peers.get(boot_id)
+        if peer is None:
+            raise ReadFailed(f"{_short(boot_id)} is not connected")
+        if peer.broken:
+            if peer.reads:
+                raise ReadFailed(f"the connection to {_short(boot_id)} broke, with READs in flight")
+            if time.monotonic() < peer.added_s + RECONNECT_S:
+                raise ReadFailed(f"the connection to {_short(boot_id)} broke again at once")
+            self._remove(peer)
+            self._add(peer)
+            log.warning("NIXL peer added again after an error", worker=_short(boot_id))
+        return peer
 
     def _run(self, started: Future[bytes]) -> None:
         try:
@@ -252,27 +282,15 @@ class NixlAgent:
         self._agent = bindings.nixl_agent(self._name, config)
         self._agent.create_backend("UCX", {})
         self.versions = library_versions(bindings.__name__)
-        regions = [
-            (each.address, pool.blocks * each.block_bytes, each.device_id, "")
-            for each in memories(_described(pool))
-        ]
-        try:
-            self._registered = self._agent.register_memory(regions, pool.memory)
-        except Exception as error:  # NIXL's bindings raise classes of their own
-            if pool.memory == DRAM:
-                raise
-            raise ConfigError(
-                f"NIXL cannot register the KV pool in {memory_name(pool.memory, pool.device_id)} "
-                f"({type(error).__name__}): use a UCX that was built with CUDA, and a UCX_TLS, if "
-                "set, with cuda_copy and cuda_ipc; or set worker.device to cpu"
-            ) from error
+        self._registered = register_pool(self._agent, pool)
         _bind_thread(*self._share)  # NIXL's own threads, started before, may use all
-        rows = [(rank, 0, each.block_bytes) for rank, each in enumerate(memories(_described(pool)))]
-        own = every_block(_described(pool), rows)
+        rows = [(rank, 0, each.block_bytes) for rank, each in enumerate(memories(described(pool)))]
+        own = every_block(described(pool), rows)
         self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, pool.memory)
 
     def _run_once(self) -> None:
         """Wait for commands until the next poll is due, run them, and poll."""
+        self.turned_s = time.monotonic()
         pause = self._spin_s if self._flights else HELD_POLL_S if self.holds else IDLE_POLL_S
         try:
             self._command(self._commands.get(block=not self._more, timeout=pause))
@@ -311,10 +329,12 @@ class NixlAgent:
             if state != "DONE":
                 failure = ReadFailed(f"NIXL reports {state} for a READ")
         self._release(flight.handle)
-        flight.peer.reads -= 1
-        if flight.peer.forgotten and flight.peer.reads == 0:
-            self._leaving.remove(flight.peer)
-            self._remove_peer(flight.peer.name, flight.peer.blocks, flight.peer.own)
+        peer = flight.peer
+        peer.broken = peer.broken or failure is not None
+        peer.reads -= 1
+        if peer.forgotten and peer.reads == 0:
+            self._leaving.remove(peer)
+            self._remove(peer)
         segment = flight.segment
         if failure is None and segment.read.landed is not None:
             try:
@@ -331,11 +351,15 @@ class NixlAgent:
         except Exception as error:  # the READ has ended
             log.warning("NIXL handle not released", detail=str(error))
 
-    def _remove_peer(self, name: Any, *prepared: Any) -> None:
-        """Release the lists that were prepared for a peer, unless None, and remove it."""
+    def _remove(self, peer: _Peer) -> None:
+        """Release what was prepared for a peer, and remove it, as far as it was added."""
+        name, prepared = peer.name, (peer.blocks, peer.own)
+        peer.name = peer.blocks = peer.own = None
         for blocks in prepared:
             if blocks is not None:
                 self._release(blocks)
+        if name is None:
+            return
         try:
             self._agent.remove_remote_agent(name)
         except Exception as error:  # the peer is unused
@@ -359,14 +383,6 @@ def _bind_thread(number: int, of: int) -> None:
     if 1 < of <= len(cpus):
         with contextlib.suppress(OSError):  # without permission it is only slower
             os.sched_setaffinity(0, cpus[number::of])
-
-
-def _described(pool: LocalPool, joined: int = 1) -> PeerPool:
-    """Return the pool as one of cells, of which a block has `joined`."""
-    cell_bytes, cells = pool.block_bytes // joined, pool.blocks * joined
-    return PeerPool(
-        b"", "", b"", pool.address, cell_bytes, cells, pool.device_id, rank_pools=pool.rank_pools
-    )
 
 
 def _failed(error: Exception) -> ReadFailed:

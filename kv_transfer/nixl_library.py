@@ -1,4 +1,4 @@
-"""NIXL's Python bindings, the versions of its libraries, and its lists of descriptors.
+"""NIXL's Python bindings, the versions of its libraries, and what describes a pool to it.
 
 Versions of NIXL and of its UCX must be equal at both ends of a handoff. UCX comes with NIXL's
 package or from the system, so the module reads the version of the library that this process has
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kv_transfer.local_pool import RankPool
+from baton.kv_transfer.local_pool import DRAM, LocalPool, RankPool, memory_name
 from baton.kv_transfer.mover import PeerPool
 from baton.runtime.errors import ConfigError
 
@@ -55,6 +55,33 @@ def memories(pool: PeerPool) -> tuple[RankPool, ...]:
     """Return the pools of the ranks, or the one pool."""
     one = RankPool(pool.base_address, pool.block_bytes, pool.device_id)
     return pool.rank_pools or (one,)
+
+
+def described(pool: LocalPool, joined: int = 1) -> PeerPool:
+    """Return the own pool as one of cells, of which a block has `joined`."""
+    cell_bytes, cells = pool.block_bytes // joined, pool.blocks * joined
+    return PeerPool(
+        b"", "", b"", pool.address, cell_bytes, cells, pool.device_id, rank_pools=pool.rank_pools
+    )
+
+
+def register_pool(agent: Any, pool: LocalPool) -> Any:
+    """Register the own pool's memory with a NIXL agent. Raises ConfigError if it is a device's and
+    NIXL cannot, and what NIXL raises for a host's."""
+    regions = [
+        (each.address, pool.blocks * each.block_bytes, each.device_id, "")
+        for each in memories(described(pool))
+    ]
+    try:
+        return agent.register_memory(regions, pool.memory)
+    except Exception as error:  # NIXL's bindings raise classes of their own
+        if pool.memory == DRAM:
+            raise
+        raise ConfigError(
+            f"NIXL cannot register the KV pool in {memory_name(pool.memory, pool.device_id)} "
+            f"({type(error).__name__}): use a UCX that was built with CUDA, and a UCX_TLS, if "
+            "set, with cuda_copy and cuda_ipc; or set worker.device to cpu"
+        ) from error
 
 
 def library_versions(bindings: str) -> dict[str, str]:

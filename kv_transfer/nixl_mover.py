@@ -9,6 +9,7 @@ reports its end, which may be never for a disconnected peer. The engine owns the
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,6 +31,7 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 READ_THREADS = 2  # of a worker, for copies and checksums
 SEGMENT_QUEUE = 1 << 16  # queued segments
+STUCK_S = 10.0  # a turn of an agent's thread takes milliseconds; adding a peer's large pool, longer
 MAX_CHECKSUM_CALLS = 64  # queued or running; further ones wait on the event loop
 
 
@@ -249,6 +251,9 @@ class NixlMover:
     def failure_reason(self) -> str | None:
         if not all(agent.alive for agent in self._agents):
             return "a NIXL thread has died"
+        turn_s = time.monotonic() - min(agent.turned_s for agent in self._agents)
+        if turn_s > STUCK_S:
+            return f"a NIXL thread has not returned from a call for {turn_s:.0f} s"
         return self._monitor.failure_reason(asyncio.get_running_loop().time())
 
     def oldest_checksum_s(self) -> float:

@@ -133,7 +133,7 @@ class CachedReads:
 
     async def _fetch(self, prompt: Prompt, source: worker_pb2.Candidate) -> None:
         def quarantine(blocks: Sequence[int], settled: asyncio.Future[None]) -> None:
-            self._quarantine(prompt, list(blocks), settled)
+            self._quarantine(prompt, source.worker_id, list(blocks), settled)
 
         first, end = prompt.cached, prompt.reading_to
         async with self._reads.reader(source, quarantine, CONTACT_S) as reader:
@@ -173,10 +173,12 @@ class CachedReads:
             kv_dtype=self._kv_dtype,
         )
 
-    def _quarantine(self, prompt: Prompt, blocks: list[int], settled: asyncio.Future[None]) -> None:
+    def _quarantine(
+        self, prompt: Prompt, source: str, blocks: list[int], settled: asyncio.Future[None]
+    ) -> None:
         self._scheduler.quarantine(prompt, blocks)
         handoff_metrics.QUARANTINED_BLOCKS.inc(len(blocks))
-        log.warning("blocks quarantined", blocks=len(blocks))
+        log.warning("blocks quarantined", worker=source, blocks=len(blocks))
 
         def lift(_: asyncio.Future[None]) -> None:
             self._scheduler.end_quarantine(blocks)

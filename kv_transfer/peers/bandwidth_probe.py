@@ -99,7 +99,7 @@ class BandwidthProbe:
             )
         except PreflightFailed as failed:
             if failed.settled is not None:
-                self._quarantine(own, failed.settled)
+                self._quarantine(worker_id, own, failed.settled)
                 own = []
             raise
         finally:
@@ -126,10 +126,10 @@ class BandwidthProbe:
         if len(self._degraded) > MAX_DEGRADED_PEERS:
             del self._degraded[next(iter(self._degraded))]
 
-    def _quarantine(self, blocks: list[int], settled: asyncio.Future[None]) -> None:
+    def _quarantine(self, worker_id: str, blocks: list[int], settled: asyncio.Future[None]) -> None:
         self._pool.quarantine(blocks)
         handoff_metrics.QUARANTINED_BLOCKS.inc(len(blocks))
-        log.warning("blocks quarantined", blocks=len(blocks))
+        log.warning("blocks quarantined", worker=worker_id, blocks=len(blocks))
 
         def lift(_: asyncio.Future[None]) -> None:
             self._pool.end_quarantine(blocks)

@@ -79,6 +79,68 @@ def test_posting_that_raises_ends_the_read(made: Made) -> None:
     assert isinstance(failure, ReadFailed) and isinstance(failure.__cause__, ConnectionError)
 
 
+def test_after_an_error_the_next_read_adds_the_peer_again(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCX keeps a broken connection broken, so NIXL would fail every READ from then on."""
+    agent, fake = made
+    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    failed = nixl_agents.start_read(agent)
+    fake.posted[0].state = "raise"
+    assert isinstance(failed.wait(), ReadFailed)
+    assert "remove peer" not in fake.log  # not before a READ needs it
+    fake.first_state = "DONE"
+    assert nixl_agents.start_read(agent).wait() is None
+    assert fake.log.count("remove peer") == 1 and fake.log.count("release blocks of peer") == 1
+    assert nixl_agents.start_read(agent).wait() is None
+    assert fake.log.count("remove peer") == 1
+
+
+def test_a_peer_is_added_again_once_a_second_at_most(made: Made) -> None:
+    agent, fake = made
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    fake.first_state = ConnectionError("gone")
+    assert isinstance(nixl_agents.start_read(agent).wait(), ReadFailed)
+    assert "broke again at once" in str(nixl_agents.start_read(agent).wait())
+    assert "remove peer" not in fake.log and len(fake.posted) == 1
+
+
+def test_a_peer_that_cannot_be_added_again_is_tried_later(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, fake = made
+    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    fake.first_state = ConnectionError("gone")
+    assert isinstance(nixl_agents.start_read(agent).wait(), ReadFailed)
+    fake.fail.add("prep_peer")
+    assert "cannot reach" in str(nixl_agents.start_read(agent).wait())
+    fake.fail.clear()
+    fake.first_state = "DONE"
+    assert nixl_agents.start_read(agent).wait() is None
+    agent.forget(nixl_agents.PEER)
+    fake.wait_polls(2)
+    assert fake.log.count("remove peer") == 3  # once for each time that it was added
+
+
+def test_a_broken_peer_with_a_read_in_flight_is_kept(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That READ may still land, or never end: its peer stays, and no other READ is posted."""
+    agent, fake = made
+    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    pending, failed = nixl_agents.start_read(agent), nixl_agents.start_read(agent)
+    fake.posted[1].state = "ERR"
+    assert isinstance(failed.wait(), ReadFailed)
+    assert "with READs in flight" in str(nixl_agents.start_read(agent).wait())
+    fake.posted[0].state = "DONE"
+    assert pending.wait() is None and "remove peer" not in fake.log
+    fake.first_state = "DONE"
+    assert nixl_agents.start_read(agent).wait() is None and "remove peer" in fake.log
+
+
 @pytest.fixture
 def in_segments(
     made: Made, monkeypatch: pytest.MonkeyPatch

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import re
 import signal
+import socket
 import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,6 +195,40 @@ async def test_a_killed_peer_fails_its_reads_and_they_settle() -> None:
             read.landed.result()
 
 
+def tcp_connections() -> set[int]:
+    """Return the file descriptors of this process's connections by TCP, UCX's among them."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as copy:
+            if copy.family == socket.AF_INET and copy.type == socket.SOCK_STREAM:
+                copy.getpeername()  # OSError: it listens
+                found.add(int(entry.name))
+    return found
+
+
+async def test_a_connection_that_broke_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a firewall resets KV's connections, and the peer lives. UCX itself never would."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+
+    async def landed(mover: NixlMover, peer: PeerPool) -> bool:
+        read = mover.read(peer.boot_id, range(4), range(4))  # segments for both agents
+        await ended(read)
+        return read.landed.exception() is None
+
+    async with pool_server() as (_, peer), own_mover() as (mover, _):
+        others = tcp_connections()
+        await mover.connect(peer)
+        assert await landed(mover, peer)
+        for number in tcp_connections() - others:
+            with socket.socket(fileno=os.dup(number)) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+        assert not await landed(mover, peer)
+        async with asyncio.timeout(DEADLINE_S):
+            while not await landed(mover, peer):
+                await asyncio.sleep(0.1)  # RECONNECT_S has to pass, which no event tells
+        assert [await landed(mover, peer) for _ in range(5)] == [True] * 5
+
+
 async def test_a_paused_peer_leaves_the_loop_free_and_reads_settle() -> None:
     async with pool_server() as (child, peer), own_mover() as (mover, _):
         await mover.connect(peer)
@@ -322,3 +358,19 @@ async def test_holding_progress_is_counted() -> None:
         assert agents_of(mover)[0].holds == 1
         mover.drop_progress()
         assert agents_of(mover)[0].holds == 0
+
+
+async def test_a_thread_that_does_not_return_from_a_call_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NIXL's calls have no time limit, and what the thread polls ends with it."""
+    monkeypatch.setattr(nixl_mover, "STUCK_S", 0.2)
+    async with own_mover() as (mover, _):
+        _, second = agents_of(mover)
+        assert mover.failure_reason() is None
+        go = threading.Event()
+        second.do(lambda: go.wait(DEADLINE_S) and None)
+        await eventually(lambda: mover.failure_reason() is not None)
+        assert "has not returned from a call" in str(mover.failure_reason())
+        go.set()
+        await eventually(lambda: mover.failure_reason() is None)

@@ -117,7 +117,9 @@ async def test_an_unreadable_peer_is_refused_and_its_reads_quarantined(
     counts = bench.pool.counts()
     assert counts.quarantined == 4 and counts.leased == 0
     assert metric_value(handoff_metrics.QUARANTINED_BLOCKS) == before + 4
-    assert [(line["event"], line["blocks"]) for line in logs] == [("blocks quarantined", 4)]
+    assert [(line["event"], line["worker"], line["blocks"]) for line in logs] == [
+        ("blocks quarantined", "prefill-0", 4)
+    ]
     bench.exchange.release_stuck()
     await asyncio.sleep(0)
     assert bench.pool.counts().free == 16
