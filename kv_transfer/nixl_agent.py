@@ -52,7 +52,7 @@ DEVICE_SPIN_S = 0.00002  # the same, of a device's memory, which moves 64 MiB in
 HELD_POLL_S = 0.001  # while leases exist
 IDLE_POLL_S = 0.02
 ERROR_PAUSE_S = 0.2
-RECONNECT_S = 1.0  # between connections to a peer whose READs fail
+RECONNECT_S = 1.0  # between connections to a peer whose READs fail; READs wait as long for others
 MAX_POSTING_S = 0.005  # at a time, when posting copies
 
 
@@ -65,7 +65,7 @@ class _Peer:
     blocks: Any = None  # prepared descriptors of its whole pool
     own: Any = None  # of the own pool, for this shape; None: those of whole blocks
     added_s: float = 0.0
-    broken: bool = False  # a READ has failed since it was added
+    broken_s: float | None = None  # when a READ failed, since it was added
     reads: int = 0  # in flight
     forgotten: bool = False
 
@@ -103,7 +103,7 @@ class NixlAgent:
         self.holds = 0  # leases that need progress; written by the owner
         self.versions: dict[str, str] = {}  # of its libraries, after the start
         self.unsettled = 0  # READs in flight at the last poll
-        self.turned_s = time.monotonic()  # when the thread last began a turn
+        self.turned_s = time.monotonic()  # when the thread last began a turn or a command
         started: Future[bytes] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started,), name=f"nixl-{name[:8]}", daemon=True
@@ -170,7 +170,7 @@ class NixlAgent:
         except Exception as error:  # NIXL's bindings raise classes of their own
             self._remove(peer)
             raise ReadFailed(f"NIXL cannot reach {_short(pool.boot_id)}: {error}") from error
-        peer.broken = False
+        peer.broken_s = None
 
     def _own_blocks(self, shape: ReadShape, ratio: BlockRatio) -> Any:
         """Return the descriptors of the own pool's cells for a peer's units; None where they are
@@ -206,13 +206,17 @@ class NixlAgent:
 
     def _full(self) -> set[bytes]:
         """Return the peers with enough segments in flight in this agent. Those of abandoned READs
-        do not count, since they may never end."""
+        do not count, since they may never end. A peer whose connection broke is full until the
+        others in flight have ended too, for RECONNECT_S at most."""
         blocks: Counter[bytes] = Counter()
+        broken, now = set[bytes](), time.monotonic()
         for flight in self._flights:
+            if flight.peer.broken_s is not None and now < flight.peer.broken_s + RECONNECT_S:
+                broken.add(flight.peer.boot_id)
             if flight.segment.read.failure is None and not flight.peer.forgotten:
                 joined = flight.peer.pool.ratio.joined
                 blocks[flight.peer.boot_id] += -(-len(flight.segment.local) // joined)
-        return {boot_id for boot_id, count in blocks.items() if count > self._enough}
+        return broken | {boot_id for boot_id, count in blocks.items() if count > self._enough}
 
     def _post(self, segment: ReadSegment) -> None:
         try:
@@ -231,7 +235,6 @@ class NixlAgent:
                 peer.shape.end(segment.remote, peer.pool.num_blocks, granter=True),
             )
         except Exception as error:  # NIXL's bindings raise classes of their own
-            peer.broken = True
             self._segments.ended(segment, _failed(error))
             return
         peer.reads += 1
@@ -245,7 +248,7 @@ class NixlAgent:
         peer = self._peers.get(boot_id)
         if peer is None:
             raise ReadFailed(f"{_short(boot_id)} is not connected")
-        if peer.broken:
+        if peer.broken_s is not None:
             if peer.reads:
                 raise ReadFailed(f"the connection to {_short(boot_id)} broke, with READs in flight")
             if time.monotonic() < peer.added_s + RECONNECT_S:
@@ -312,6 +315,7 @@ class NixlAgent:
         self._agent.get_new_notifs()  # serves peers; messages are empty
 
     def _command(self, command: Callable[[], None]) -> None:
+        self.turned_s = time.monotonic()
         while self._forgets:
             self._forget(self._forgets.popleft())
         command()
@@ -330,7 +334,8 @@ class NixlAgent:
                 failure = ReadFailed(f"NIXL reports {state} for a READ")
         self._release(flight.handle)
         peer = flight.peer
-        peer.broken = peer.broken or failure is not None
+        if failure is not None and peer.broken_s is None:
+            peer.broken_s = time.monotonic()
         peer.reads -= 1
         if peer.forgotten and peer.reads == 0:
             self._leaving.remove(peer)

@@ -32,6 +32,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_THREADS = 2  # of a worker, for copies and checksums
 SEGMENT_QUEUE = 1 << 16  # queued segments
 STUCK_S = 10.0  # a turn of an agent's thread takes milliseconds; adding a peer's large pool, longer
+ASKED_S = 1.0  # `failure_reason` is asked more often, unless the process or its loop stood still
 MAX_CHECKSUM_CALLS = 64  # queued or running; further ones wait on the event loop
 
 
@@ -115,6 +116,7 @@ class NixlMover:
         self._checksum_thread = ThreadPoolExecutor(1, thread_name_prefix="checksums")
         self._sum_calls = asyncio.Semaphore(MAX_CHECKSUM_CALLS)
         self._monitor = ChecksumMonitor()
+        self._asked_s = self._awake_s = time.monotonic()
 
     def describe(self) -> PeerPool:
         pool = self._pool
@@ -251,10 +253,18 @@ class NixlMover:
     def failure_reason(self) -> str | None:
         if not all(agent.alive for agent in self._agents):
             return "a NIXL thread has died"
-        turn_s = time.monotonic() - min(agent.turned_s for agent in self._agents)
-        if turn_s > STUCK_S:
+        if (turn_s := self._longest_turn_s()) > STUCK_S:
             return f"a NIXL thread has not returned from a call for {turn_s:.0f} s"
         return self._monitor.failure_reason(asyncio.get_running_loop().time())
+
+    def _longest_turn_s(self) -> float:
+        """Return for how long an agent's thread has been in one turn, without the time in which
+        this process stood still."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s > ASKED_S:
+            self._awake_s = now_s
+        self._asked_s = now_s
+        return now_s - max(self._awake_s, min(agent.turned_s for agent in self._agents))
 
     def oldest_checksum_s(self) -> float:
         return self._monitor.oldest_s(asyncio.get_running_loop().time())

@@ -323,14 +323,17 @@ async def _listen(
 
 async def _watch_steps(health: StepHealth, within_s: float, hurry: Callable[[], None]) -> None:
     """End the process, so that its supervisor restarts it, when all steps and probes have failed
-    for `within_s`. It can finish no request, so it hands all of them back at once."""
+    for `within_s`. It can finish no request, so it hands all of them back at once. Time in which
+    the process stood still does not count: what did not move then may move now."""
     clock = asyncio.get_running_loop().time
-    well_s, failure = clock(), None
-    while clock() - well_s <= within_s:
+    failed_s, failure = 0.0, None
+    while failed_s <= within_s:
+        asked_s = clock()
         # Failures count only when they last, so the state is read at this period.
         await asyncio.sleep(STEPS_POLL_S)
-        if (failure := health.persistent_failure()) is None:
-            well_s = clock()
+        failure = health.persistent_failure()
+        slept_s = min(clock() - asked_s, 2 * STEPS_POLL_S)
+        failed_s = 0.0 if failure is None else failed_s + slept_s
     hurry()
     raise EngineError(
         f"{failure}; no step or probe has succeeded for {within_s:g} s: the worker restarts"

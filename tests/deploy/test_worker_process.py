@@ -22,6 +22,7 @@ from baton.deploy.host.cluster_secrets import ClusterSecrets
 from baton.deploy.processes import worker_process
 from baton.deploy.processes.worker_process import (
     _listen,
+    _watch_steps,
     run_worker,
 )
 from baton.deploy.processes.worker_roles import Boot
@@ -193,6 +194,25 @@ async def test_a_red_worker_returns_its_requests_for_another(
             await serving
         with pytest.raises(Draining):
             await going_on
+
+
+async def test_time_in_which_the_process_stood_still_is_no_failure() -> None:
+    """As after SIGCONT: the first reading is of a time in which nothing could move."""
+
+    class Stale:
+        readings = ["the checksum thread has ended no call for 20.0 s"]
+
+        def persistent_failure(self) -> str | None:
+            return self.readings.pop() if self.readings else None
+
+    health: Any = Stale()
+    watch = asyncio.create_task(_watch_steps(health, 0.75, lambda: None))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(time.sleep, 1.0)  # the loop, and with it the process
+    await eventually(lambda: not health.readings)
+    done, _ = await asyncio.wait({watch}, timeout=0.5)
+    watch.cancel()
+    assert not done
 
 
 def boot(**settings: Any) -> Boot:

@@ -97,8 +97,11 @@ def test_after_an_error_the_next_read_adds_the_peer_again(
     assert fake.log.count("remove peer") == 1
 
 
-def test_a_peer_is_added_again_once_a_second_at_most(made: Made) -> None:
+def test_a_peer_is_added_again_once_a_second_at_most(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent, fake = made
+    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 600.0)
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     fake.first_state = ConnectionError("gone")
     assert isinstance(nixl_agents.start_read(agent).wait(), ReadFailed)
@@ -129,7 +132,7 @@ def test_a_broken_peer_with_a_read_in_flight_is_kept(
 ) -> None:
     """That READ may still land, or never end: its peer stays, and no other READ is posted."""
     agent, fake = made
-    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)
+    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)  # they wait no longer
     nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
     pending, failed = nixl_agents.start_read(agent), nixl_agents.start_read(agent)
     fake.posted[1].state = "ERR"
@@ -139,6 +142,25 @@ def test_a_broken_peer_with_a_read_in_flight_is_kept(
     assert pending.wait() is None and "remove peer" not in fake.log
     fake.first_state = "DONE"
     assert nixl_agents.start_read(agent).wait() is None and "remove peer" in fake.log
+
+
+def test_reads_wait_for_the_end_of_those_on_a_broken_connection(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NIXL reports the ends of a broken connection's READs one after the other."""
+    agent, fake = made
+    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 600.0)
+    nixl_agents.set_connected_for(agent, 600.0)
+    pending, failed = nixl_agents.start_read(agent), nixl_agents.start_read(agent)
+    fake.posted[1].state = "ERR"
+    assert isinstance(failed.wait(), ReadFailed)
+    waiting = nixl_agents.start_read(agent)
+    fake.wait_polls(2)
+    assert not waiting.reported and len(fake.posted) == 2
+    fake.first_state, fake.posted[0].state = "DONE", "ERR"
+    assert isinstance(pending.wait(), ReadFailed)
+    assert waiting.wait() is None and fake.log.count("remove peer") == 1
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ does, and of what is left when one fails, reach them only by this module.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,11 @@ def queue_of(mover: NixlMover) -> SegmentQueue:
 def connected(agent: NixlAgent) -> set[bytes]:
     """Return the boot ids of the peers that `agent` is connected to."""
     return set(agent._peers)
+
+
+def set_connected_for(agent: NixlAgent, seconds: float) -> None:
+    """Make the connection to PEER so old."""
+    there(agent, lambda: setattr(agent._peers[PEER], "added_s", time.monotonic() - seconds))
 
 
 def there(agent: NixlAgent, action: Callable[[], Any]) -> Any:
