@@ -26,6 +26,7 @@ import numpy as np
 from baton.planner.timing_model import StepWork
 from baton.planner.trace_distributions import draw_trace
 from baton.planner.traces import TraceRequest, in_order
+from baton.runtime.config import PlacementMode
 from baton.runtime.worker.attention_pairs import causal_pairs
 from baton.simulation.capacity.capacity_run import run_fleet
 from baton.simulation.capacity.layout import CapacityScenario, Objectives
@@ -39,6 +40,7 @@ FASTER = 4.0  # the processes than the simulation
 FLEET_SHAPES = ("bursts", "mixed")  # whose prompts the demonstration model's context holds
 LONGEST_TOKENS = 1900
 ANY = Objectives(math.inf, math.inf)
+PLACEMENT: PlacementMode = "disaggregated"  # else decode workers compute what would wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def bursts(count: int) -> list[TraceRequest]:
 
 
 def simulated(order: str, requests: list[TraceRequest]) -> list[PromptTime]:
-    scenario = CapacityScenario(LAYOUT, placement="disaggregated")
+    scenario = CapacityScenario(LAYOUT, placement=PLACEMENT)
     with prompts_in_order(order):
         fleet = run_fleet(scenario, TIMING, requests)
     return [PromptTime(each.request.prompt_tokens, each.ttft_s) for each in fleet.records]
@@ -84,7 +86,8 @@ def of_processes(order: str, requests: list[TraceRequest]) -> list[PromptTime]:
         for each in requests
     ]
     entry = ["-m", "benchmarks.fleets.chunk_orders", order]
-    found = measure(LAYOUT, TIMING.scaled(1 / FASTER), quicker, ANY, entry).measurements
+    timing = TIMING.scaled(1 / FASTER)
+    found = measure(LAYOUT, timing, quicker, ANY, entry, placement=PLACEMENT).measurements
     if failed := [each.message for each in found if each.error]:
         raise RuntimeError(f"{len(failed)} requests failed, as in: {failed[0]}")
     return [PromptTime(each.asked.prompt_tokens, each.ttft_s * FASTER) for each in found]

@@ -29,7 +29,7 @@ from baton.planner.timing_fit import Fit
 from baton.planner.timing_model import TimingModel
 from baton.planner.traces import TraceRequest
 from baton.runtime.cluster_config import RegistryConfig, SecurityConfig, SloConfig
-from baton.runtime.config import Config
+from baton.runtime.config import Config, PlacementMode
 from baton.simulation.capacity.layout import Layout, Objectives
 from baton.simulation.capacity.live_advice import MeasuredFleet
 from benchmarks.fleets.routed_workers import MODEL, RoutedWorkers
@@ -61,16 +61,23 @@ def measure(
     traffic: Sequence[TraceRequest],
     objectives: Objectives,
     entry: Sequence[str] = (),
+    *,
+    placement: PlacementMode = "auto",
 ) -> LayoutRun:
-    """Send the traffic to a fleet of this layout, whose router knows the objective for ITL.
-    `entry`: see `RoutedWorkers`. Raises RuntimeError if it does not come up."""
+    """Send the traffic to a fleet of this layout, whose router knows the objective for ITL and
+    places prompts by `placement`. `entry`: see `RoutedWorkers`. Raises RuntimeError if the fleet
+    does not come up."""
     itl_s = 0.0 if math.isinf(objectives.itl_s) else objectives.itl_s
     with tempfile.TemporaryDirectory(prefix="baton-benchmark-") as folder:
         file = Path(folder) / "timing.json"
         write_fit(Fit(timing), file)
         workers = RoutedWorkers(
             _arguments(layout, file),
-            settings=[f"step.max_sequences={layout.max_sequences}", f"slo.itl_s={itl_s}"],
+            settings=[
+                f"step.max_sequences={layout.max_sequences}",
+                f"slo.itl_s={itl_s}",
+                f"router.placement={placement}",
+            ],
             entry=entry,
             admin_key=KEY,
             module="benchmarks.fleets.sleeping_workers",
