@@ -6,7 +6,8 @@ Two fleets run side by side: one as it is, one whose requests keep no trace (fle
 Rounds alternate between them, and the order within a pair of rounds does too. A round is a closed
 loop of `--clients` streams of `--tokens` tokens. Figures are medians over the pairs: throughput
 with traces over that without, and the processor time of router and workers for a request, which
-says the same with less noise from other processes.
+says the same with less noise from other processes. Every prompt goes to the prefill worker: without
+traces a router learns no times of handoffs, so `auto` would place others there.
 
 served_...   a prefill and a decode worker compute baton-tiny: what a user of these cores pays
 exported_... the same with a collector that gets all spans of all requests (telemetry.trace_ratio
@@ -32,6 +33,7 @@ from benchmarks.fleets.routed_workers import MODEL, RoutedModelWorkers, RoutedWo
 
 WORKERS = ("--workers=2", "--sequences=64", "--step-ms=0")
 COLLECTOR = "opentelemetry.proto.collector.trace.v1.TraceService"
+PLACED = "router.placement=disaggregated"
 UNTRACED = ("-m", "benchmarks.fleets.untraced")
 START_S = 60.0
 WARM_UP_S = 2.0
@@ -136,8 +138,11 @@ def measure_exported(load: Load) -> list[Pair]:
     RuntimeError if no span came."""
     sink = SpanSink()
     try:
-        exporting = RoutedModelWorkers(settings=[f"telemetry.otlp_endpoint={sink.endpoint}"])
-        pairs = asyncio.run(measure((exporting, RoutedModelWorkers(UNTRACED)), load))
+        exporting = RoutedModelWorkers(
+            settings=[PLACED, f"telemetry.otlp_endpoint={sink.endpoint}"]
+        )
+        untraced = RoutedModelWorkers(UNTRACED, [PLACED])
+        pairs = asyncio.run(measure((exporting, untraced), load))
         if not sink.exports:
             raise RuntimeError("the fleet with a collector exported no span")
     finally:
@@ -172,10 +177,10 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=16, help="of each answer")
     given = options.parse_args()
     load = Load(given.rounds, given.seconds, given.clients, given.tokens)
-    served = RoutedModelWorkers(), RoutedModelWorkers(UNTRACED)
+    served = RoutedModelWorkers(settings=[PLACED]), RoutedModelWorkers(UNTRACED, [PLACED])
     found = figures("served", asyncio.run(measure(served, load)), limited=True)
     found += figures("exported", measure_exported(load), limited=True)
-    hashed = RoutedWorkers(WORKERS), RoutedWorkers(WORKERS, entry=UNTRACED)
+    hashed = RoutedWorkers(WORKERS, [PLACED]), RoutedWorkers(WORKERS, [PLACED], UNTRACED)
     found += figures("router", asyncio.run(measure(hashed, load)), limited=False)
     report(found, given.json)
 
