@@ -86,7 +86,7 @@ def _no_end(before: Any) -> Any:
 
 
 def _released_at_once(_: Any) -> Any:
-    return lambda self, group, blocks, settled: None
+    return lambda self, group, granter, blocks, settled: None
 
 
 def _unpinned_with_the_stream(before: Any) -> Any:

@@ -73,8 +73,8 @@ NOT_HERE = {
     "tests/e2e/test_demo.py runs `baton demo`, which has this placement",
     "baton fleet --follow": "needs nodes of Ray; tests/e2e/test_ray_size.py runs it",
     "baton controller --act": "acts for as long as it runs; tests/e2e/test_controller.py runs it",
-    "baton controller --resize TARGET": "acts for as long as it runs, on Kubernetes or Ray; "
-    "tests/e2e/test_ray_size.py runs it",
+    "baton controller --act --resize TARGET --workers MIN-MAX": "acts for as long as it runs, on "
+    "Kubernetes or Ray; tests/e2e/test_ray_size.py runs it",
     "dmesg": "reads the kernel of the operator's host",
     "systemctl restart": "systemd",
     "systemctl status baton-router": "systemd",
