@@ -159,6 +159,7 @@ class NixlAgent:
         self._peers[pool.boot_id] = peer
 
     def _add(self, peer: _Peer) -> None:
+        """Add a peer to NIXL, and prepare what its READs need. Raises ReadFailed."""
         pool, shape = peer.pool, peer.shape
         peer.added_s = time.monotonic()
         try:
@@ -243,8 +244,7 @@ class NixlAgent:
             self._flights.append(flight)
 
     def _reachable(self, boot_id: bytes) -> _Peer:
-        """Return a connected peer; if a READ from it has failed, add it again first. Raises
-        ReadFailed."""
+        """Return a connected peer, added again if a READ from it failed. Raises ReadFailed."""
         peer = self._peers.get(boot_id)
         if peer is None:
             raise ReadFailed(f"{_short(boot_id)} is not connected")

@@ -74,7 +74,7 @@ def register_pool(agent: Any, pool: LocalPool) -> Any:
     ]
     try:
         return agent.register_memory(regions, pool.memory)
-    except Exception as error:  # NIXL's bindings raise classes of their own
+    except Exception as error:  # NIXL's classes have no common base; all are raised again
         if pool.memory == DRAM:
             raise
         raise ConfigError(

@@ -116,8 +116,8 @@ def cpu_runner(
 
 
 def check_room(blocks: int, block_bytes: int, free_bytes: int, when: str) -> None:
-    """Raise ConfigError for a pool that the host can map but not hold. All but its
-    first GiB is allocated when it is written, and the kernel kills a process when none is free."""
+    """Raise ConfigError for a pool that the host can map but not hold. All but its first GiB is
+    allocated when it is written, and the kernel kills a process when none is free."""
     if blocks * block_bytes > free_bytes:
         raise ConfigError(
             f"pool.blocks is {blocks}, of {block_bytes} bytes each: "

@@ -208,7 +208,8 @@ async def test_time_in_which_the_process_stood_still_is_no_failure() -> None:
     health: Any = Stale()
     watch = asyncio.create_task(_watch_steps(health, 0.75, lambda: None))
     await asyncio.sleep(0)
-    asyncio.get_running_loop().call_soon(time.sleep, 1.0)  # the loop, and with it the process
+    # It holds up the loop, as a stop of the process does; a pause that yields would not.
+    asyncio.get_running_loop().call_soon(time.sleep, 1.0)
     await eventually(lambda: not health.readings)
     done, _ = await asyncio.wait({watch}, timeout=0.5)
     watch.cancel()

@@ -79,13 +79,23 @@ def test_posting_that_raises_ends_the_read(made: Made) -> None:
     assert isinstance(failure, ReadFailed) and isinstance(failure.__cause__, ConnectionError)
 
 
+@pytest.fixture
+def connected(made: Made, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Made]:
+    """Connects to the peer, with so many seconds between its connections."""
+
+    def connect(reconnect_s: float) -> Made:
+        monkeypatch.setattr(nixl_agent, "RECONNECT_S", reconnect_s)
+        nixl_agents.there(made[0], lambda: made[0].connect(nixl_agents.nixl_peer()))
+        return made
+
+    return connect
+
+
 def test_after_an_error_the_next_read_adds_the_peer_again(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    connected: Callable[[float], Made],
 ) -> None:
     """UCX keeps a broken connection broken, so NIXL would fail every READ from then on."""
-    agent, fake = made
-    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)
-    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    agent, fake = connected(0.0)
     failed = nixl_agents.start_read(agent)
     fake.posted[0].state = "raise"
     assert isinstance(failed.wait(), ReadFailed)
@@ -98,11 +108,9 @@ def test_after_an_error_the_next_read_adds_the_peer_again(
 
 
 def test_a_peer_is_added_again_once_a_second_at_most(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    connected: Callable[[float], Made],
 ) -> None:
-    agent, fake = made
-    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 600.0)
-    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    agent, fake = connected(600.0)
     fake.first_state = ConnectionError("gone")
     assert isinstance(nixl_agents.start_read(agent).wait(), ReadFailed)
     assert "broke again at once" in str(nixl_agents.start_read(agent).wait())
@@ -110,11 +118,9 @@ def test_a_peer_is_added_again_once_a_second_at_most(
 
 
 def test_a_peer_that_cannot_be_added_again_is_tried_later(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    connected: Callable[[float], Made],
 ) -> None:
-    agent, fake = made
-    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)
-    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    agent, fake = connected(0.0)
     fake.first_state = ConnectionError("gone")
     assert isinstance(nixl_agents.start_read(agent).wait(), ReadFailed)
     fake.fail.add("prep_peer")
@@ -128,12 +134,10 @@ def test_a_peer_that_cannot_be_added_again_is_tried_later(
 
 
 def test_a_broken_peer_with_a_read_in_flight_is_kept(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    connected: Callable[[float], Made],
 ) -> None:
     """That READ may still land, or never end: its peer stays, and no other READ is posted."""
-    agent, fake = made
-    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 0.0)  # they wait no longer
-    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
+    agent, fake = connected(0.0)  # other READs do not wait for its end
     pending, failed = nixl_agents.start_read(agent), nixl_agents.start_read(agent)
     fake.posted[1].state = "ERR"
     assert isinstance(failed.wait(), ReadFailed)
@@ -145,12 +149,10 @@ def test_a_broken_peer_with_a_read_in_flight_is_kept(
 
 
 def test_reads_wait_for_the_end_of_those_on_a_broken_connection(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    connected: Callable[[float], Made],
 ) -> None:
     """NIXL reports the ends of a broken connection's READs one after the other."""
-    agent, fake = made
-    nixl_agents.there(agent, lambda: agent.connect(nixl_agents.nixl_peer()))
-    monkeypatch.setattr(nixl_agent, "RECONNECT_S", 600.0)
+    agent, fake = connected(600.0)
     nixl_agents.set_connected_for(agent, 600.0)
     pending, failed = nixl_agents.start_read(agent), nixl_agents.start_read(agent)
     fake.posted[1].state = "ERR"
