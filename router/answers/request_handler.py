@@ -322,7 +322,7 @@ class RequestHandler:
             cached_tokens=usage.cached,
             seconds=round(time.time() - started_s, 4),
         )
-        self._keep_trace(outcome, usage, error)
+        self._keep_trace(outcome, times, usage, error)
 
     def _annotate_span(self) -> None:
         if tracing.exporting():
@@ -344,7 +344,9 @@ class RequestHandler:
             found["gen_ai.response.time_to_first_chunk"] = self._trace.path.seconds
         return found
 
-    def _keep_trace(self, outcome: str, usage: Usage, error: Exception | None) -> None:
+    def _keep_trace(
+        self, outcome: str, times: RequestTimes, usage: Usage, error: Exception | None
+    ) -> None:
         """Store the request's trace, and export it if a collector should have it."""
         trace = self._trace
         trace.mark("end")  # of one that was not answered
@@ -360,10 +362,11 @@ class RequestHandler:
             active_request.migrations if active_request is not None else 0,
             tracing.trace_id(self._context),
         )
-        slow = trace.answered and self._serving.traces.is_slow(trace.path.seconds)
+        traces = self._serving.traces
+        slow = trace.answered and traces.is_slow(trace.path.seconds, times.per_token_s)
         kept = reasons_to_keep(trace, end, slow=slow)
         if outcome != "refused" or refused_late(trace, end):
-            self._serving.traces.add(trace_record(trace, end, kept), trace.tenant)
+            traces.add(trace_record(trace, end, kept), trace.tenant)
         if tracing.exporting():
             ended_wall_s = trace.begun_wall_s + seconds
             standard = self._standard() | {"baton.request_id": self._request_id}

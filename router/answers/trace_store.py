@@ -18,7 +18,7 @@ from baton.router.requests.openai_schema import MAX_PROMPTS
 
 MAX_RECORDS = 10_000
 MAX_BYTES = 128 << 20  # of all records: as many as MAX_RECORDS of the largest ordinary size
-RECENT = 1000  # times to the first byte that "slow" is judged by
+RECENT = 1000  # times that "slow" is judged by
 MIN_RECENT = 100  # before so many none is slow
 SLOW_SHARE = 0.99
 _REFRESH = 50  # requests between two computations of the limit
@@ -31,15 +31,31 @@ class _Entry:
     body: bytes
 
 
+class _RecentTimes:
+    """The last times of one kind, in seconds, and the limit above which one is slow."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._seen = 0
+        self._slow_s = float("inf")
+
+    def is_slow(self, seconds: float) -> bool:
+        slow = seconds > self._slow_s
+        self._recent.append(seconds)
+        self._seen += 1
+        if len(self._recent) >= MIN_RECENT and self._seen % _REFRESH == 0:
+            ordered = sorted(self._recent)
+            self._slow_s = ordered[int(SLOW_SHARE * (len(ordered) - 1))]
+        return slow
+
+
 class TraceStore:
     def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._entries: dict[str, _Entry] = {}  # the oldest first
         self._bytes = 0
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._seen = 0
-        self._slow_s = float("inf")
+        self._first_bytes, self._per_token = _RecentTimes(), _RecentTimes()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -49,16 +65,11 @@ class TraceStore:
         """The size of all records."""
         return self._bytes
 
-    def is_slow(self, seconds: float) -> bool:
-        """Count a time to the first byte, and return whether it is above the 99th percentile of
-        those before it."""
-        slow = seconds > self._slow_s
-        self._recent.append(seconds)
-        self._seen += 1
-        if len(self._recent) >= MIN_RECENT and self._seen % _REFRESH == 0:
-            ordered = sorted(self._recent)
-            self._slow_s = ordered[int(SLOW_SHARE * (len(ordered) - 1))]
-        return slow
+    def is_slow(self, first_byte_s: float, per_token_s: float | None = None) -> bool:
+        """Count a request's time to the first byte and, where it has two tokens, its mean time
+        between tokens. Return whether either is above the 99th percentile of those before it."""
+        late = self._first_bytes.is_slow(first_byte_s)
+        return (per_token_s is not None and self._per_token.is_slow(per_token_s)) or late
 
     def add(self, record: dict[str, Any], tenant: bytes) -> None:
         """Store a record by its `id`. `tenant` is the digest of the key that may read it."""

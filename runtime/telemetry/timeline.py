@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from baton.proto import worker_pb2
 
-MAX_PHASES = 64  # of one timeline; later ones are added to earlier ones of the same name
+MAX_PHASES = 64  # of one timeline: beyond it, phases of one name and worker become one
 MAX_OFFERS = 32  # of one fetch; later ones are added to the last
 _MAX_MICROS = (1 << 32) - 1
 
@@ -81,10 +81,20 @@ class Timeline:
         elif len(self.phases) < MAX_PHASES:
             self.phases.append(phase)
         else:
-            same = (old for old in reversed(self.phases) if _alike(old, phase))
-            kept = next(same, self.phases[-1])
-            kept.seconds += phase.seconds
-            kept.count += phase.count
+            self._add_to_full(phase)
+
+    def _add_to_full(self, phase: Phase) -> None:
+        """Add to the last phase that is alike. If there is none, two others that are alike become
+        one; if there are none, the new phase counts with the last."""
+        phases = self.phases
+        if _join(phase, phases):
+            return
+        for index in range(len(phases) - 1, 0, -1):
+            if _join(phases[index], phases[:index]):
+                del phases[index]
+                phases.append(phase)
+                return
+        phases[-1].seconds += phase.seconds
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -94,6 +104,16 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total
+
+
+def _join(phase: Phase, others: list[Phase]) -> bool:
+    """Add a phase to the last of the others that is alike, and return whether there is one."""
+    for other in reversed(others):
+        if _alike(other, phase):
+            other.seconds += phase.seconds
+            other.count += phase.count
+            return True
+    return False
 
 
 def _alike(one: Phase, other: Phase) -> bool:

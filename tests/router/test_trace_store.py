@@ -104,3 +104,11 @@ def test_slow_is_above_the_99th_percentile_of_the_last() -> None:
         store.is_slow(0.001 * (number % 100))
     assert not store.is_slow(0.09)
     assert store.is_slow(0.2)
+
+
+def test_a_stream_that_stalls_is_slow_too() -> None:
+    store = TraceStore()
+    for _ in range(MIN_RECENT):
+        assert not store.is_slow(0.1, 0.02)
+    assert store.is_slow(0.1, 0.5)
+    assert not store.is_slow(0.1)  # one token: it has no time between two

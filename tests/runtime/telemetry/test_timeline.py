@@ -63,6 +63,34 @@ def test_the_sum_holds_beyond_the_bound_of_phases() -> None:
     assert sum(p.count for p in made.phases) == 500 * 16
 
 
+def test_what_follows_a_prompt_of_many_chunks_keeps_its_name() -> None:
+    """Only the repeated phases share a bound: the answer's time is not the last chunk's."""
+    made = Timeline(0.0)
+    made.mark("place", 1.0)
+    for number in range(100):
+        made.mark("step wait", 2.0 + number, 0, "decode-0")
+        made.mark("chunk", 2.5 + number, 128, "decode-0")
+    made.mark("first token", 102.0, 0, "decode-0")
+    made.mark("decode", 150.0, 0, "decode-0")
+    made.mark("write", 151.0)
+    assert len(made.phases) == MAX_PHASES
+    assert [(p.name, p.seconds) for p in made.phases[-3:]] == [
+        ("first token", 0.5), ("decode", 48.0), ("write", 1.0)
+    ]  # fmt: skip
+    assert made.phases[0] == Phase("place", 1.0)
+    chunks = [p for p in made.phases if p.name == "chunk"]
+    assert sum(p.seconds for p in chunks) == 50.0 and sum(p.count for p in chunks) == 12_800
+
+
+def test_the_sum_holds_without_any_phases_alike() -> None:
+    """As after many migrations, each to another worker."""
+    made = Timeline(0.0)
+    for number in range(100):
+        made.mark("decode", number + 1.0, 0, f"decode-{number}")
+    assert len(made.phases) == MAX_PHASES
+    assert sum(p.seconds for p in made.phases) == 100.0
+
+
 def test_a_timeline_survives_the_wire() -> None:
     made = Timeline(0.0)
     made.mark("connect", 0.001)
