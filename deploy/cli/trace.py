@@ -78,7 +78,7 @@ def listing(traces: list[dict[str, Any]]) -> list[str]:
     """Return a line for each trace: its id, when it began, the time to its first byte, and the
     largest phases with their shares."""
     if not traces:
-        return ["no request of this key has ended at this router"]
+        return ["this router has answered no request of this key"]
     lines = [f"{'request':<36} {'began':<14} {'first byte':>12}  where its time went"]
     for found in traces:
         whole = max(1, _path_us(found))

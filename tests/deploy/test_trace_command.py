@@ -78,7 +78,7 @@ def test_the_slowest_name_their_largest_phases() -> None:
     (_, line) = listing([FOUND])
     assert "chunk (prefill-0) 80%" in line and "[slow]" in line and "100.0 ms" in line
     assert time.strftime("%m-%d %H:%M:%S", time.localtime(1.8e9)) in line
-    assert listing([]) == ["no request of this key has ended at this router"]
+    assert listing([]) == ["this router has answered no request of this key"]
 
 
 def test_a_request_without_an_answer_has_no_first_byte() -> None:
