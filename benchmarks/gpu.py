@@ -120,7 +120,7 @@ def needed_after_s(parts: tuple[str, ...], wanted: Sequence[str]) -> float:
 
 
 def _write(results: Path, outcomes: list[Outcome], seconds: float) -> None:
-    """After each part, so that whatever ends this run leaves what is known."""
+    """Write the results after each part, so that whatever ends this run leaves what is known."""
     content = {
         "command": command(),
         "machine": machine() | _gpu(),

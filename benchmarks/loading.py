@@ -42,7 +42,7 @@ _READ_BYTES = 8 << 20
 
 
 def load(folder: Path, threads: int) -> dict[str, float]:
-    """In this process, which should be fresh: seconds, and bytes at the peak."""
+    """Load `folder` in this process, which should be fresh; return seconds and peak bytes."""
     torch.set_num_threads(threads)
     weights._THREADS = min(threads, weights._THREADS)
     kept = weights.load_weights(

@@ -236,7 +236,7 @@ async def formula(rounds: int, tokens: int) -> list[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """On over off, medians over rounds, and the accepted share of the last round."""
+    """The ratios of on to off, medians over rounds, and the accepted share of the last round."""
 
     tokens_per_s: float
     tokens_per_processor_s: float  # other processes change it little

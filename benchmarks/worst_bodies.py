@@ -58,7 +58,7 @@ TEMPLATE = """{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in
 
 
 def _chat(messages: list[dict[str, Any]]) -> bytes:
-    """With tools whose schemas use up what the messages leave of the bounds."""
+    """Return a chat with tools whose schemas use up what the messages leave of the bounds."""
     plain = orjson.dumps({"model": "m", "messages": messages})
     outside = b"".join(plain.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     strings = MAX_STRINGS - plain.replace(b'\\"', b"").count(b'"') // 2 - SPARE

@@ -76,9 +76,9 @@ class Answer:
                 choice.token_s += [now_s] * len(piece.tokens)
         self.usage = heard.usage or self.usage
 
-    def differs(self, right: Answer, *, usage: bool, redrawn: bool = False) -> str:
-        """In what, "" if in nothing. `usage`: it was expected. `redrawn`: the tokens may be
-        others, but not more or fewer."""
+    def differs(self, right: Answer, *, usage: bool, redrawn: bool = False) -> str | None:
+        """Return in what, None if in nothing. `usage`: it was expected. `redrawn`: the tokens may
+        be others, but not more or fewer."""
         if self.choices.keys() != right.choices.keys():
             return f"choices {sorted(self.choices)} instead of {sorted(right.choices)}"
         for index, choice in self.choices.items():
@@ -87,7 +87,7 @@ class Answer:
             if not same:
                 return f"choice {index}: {choice} instead of {wanted}"
         heard = right.usage if usage else None
-        return "" if self.usage == heard else f"usage {self.usage} instead of {heard}"
+        return None if self.usage == heard else f"usage {self.usage} instead of {heard}"
 
     def begins(self, right: Answer, *, redrawn: bool = False) -> bool:
         """Whether what is there of it is the beginning of the right one."""

@@ -221,12 +221,15 @@ class Clients:
         trace.answer.add(heard, asyncio.get_running_loop().time())
 
     def _judge(self, trace: Trace) -> Outcome:
-        trace.detail = trace.answer.differs(
+        difference = trace.answer.differs(
             self._right[trace.ask],
             usage=trace.by_grpc or trace.kind in (Kind.WHOLE, Kind.USAGE),
             redrawn=trace.kind is Kind.UNSEEDED,
         )
-        return Outcome.WRONG if trace.detail else Outcome.RIGHT
+        if difference is None:
+            return Outcome.RIGHT
+        trace.detail = difference
+        return Outcome.WRONG
 
     def _broken(self, trace: Trace, otherwise: Outcome) -> Outcome:
         """Judge an answer that did not come to its end: what came must be its beginning."""

@@ -177,7 +177,7 @@ class Cluster:
         return self._processes[name].poll() is None
 
     def wait_ready(self, workers: int) -> None:
-        """Until so many workers are announced, and linked to every router."""
+        """Wait until so many workers are announced, and linked to every router."""
 
         def ready() -> bool:
             self._check_alive()
@@ -208,7 +208,7 @@ class Cluster:
         return found
 
     def channel(self, worker: str) -> grpc.aio.Channel:
-        """To a worker, by a certificate as its other callers have one."""
+        """Open a channel to a worker, by a certificate as its other callers have one."""
         files = self._authority.issue("test", host=None)
         security = load(None, {}, files.settings()).security
         return open_channel(self.records()[worker].address, Tls(security))
@@ -229,7 +229,7 @@ class Cluster:
         return self._processes[name].wait(END_S)
 
     def change_role(self, name: str, role: str) -> None:
-        """By `baton role`, as a user does; returns once the worker has it. Raises ClusterError."""
+        """Run `baton role` as a user; return once the worker has the role. Raises ClusterError."""
         certificate = self._authority.issue("client", host=None).settings()
         command = [*BATON, "role", name, role, "--registry", self._members.location]
         settings = [*(f"{key}={value}" for key, value in certificate.items()), *self.settings]

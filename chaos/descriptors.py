@@ -40,7 +40,7 @@ class Address:
 
 
 async def no_descriptors(stage: Stage, name: str) -> None:
-    """For as long as faults last; void unless it was seen to bite."""
+    """Leave no descriptor as long as faults last; the fault is void unless it was seen to bite."""
     address = await stage.do(_address, stage, name)
     log = stage.cluster.folder / f"{name}.log"
     begins = log.stat().st_size

@@ -28,7 +28,7 @@ DEVICE = "device"  # the engine's thread
 LOCKING = re.compile(r"(libc|ld|python|libpython)[-.\d]")  # whose code may have a lock of all
 RED_S = 2.0
 STEPS_S = (0.1, 0.25, 0.5, 1.0)  # what 99 of 100 steps take at most, of the metrics' bounds
-PATIENCE = 4.0  # a step may take so many times as long as the last ones before it is left
+SLOWER_AT_MOST = 4.0  # a step may take so many times as long as the last ones before it is left
 LEFT_S = 3.0  # by every router
 ORDER_S = 0.5  # and so long after that time, where it is longer: with the longest of those steps
 USED_S = 30.0  # after it goes on; its circuit opens for 5 s at first
@@ -125,7 +125,7 @@ def _judge(stage: Stage, name: str, step_s: float, seen: Seen) -> None:
     if math.isinf(step_s):
         stage.void = f"steps of {name} take longer than {STEPS_S[-1]:g} s: no bound holds for them"
     red_most_s = math.inf if stage.void else RED_S
-    left_most_s = max(LEFT_S, PATIENCE * step_s + ORDER_S)
+    left_most_s = max(LEFT_S, SLOWER_AT_MOST * step_s + ORDER_S)
     stage.broken += [
         said
         for kept, said in (
@@ -183,7 +183,7 @@ async def _works(admin: httpx.AsyncClient, within_s: float = 5.0) -> bool:
 
 
 async def _so_far_s(admin: httpx.AsyncClient) -> float:
-    """For how long a step has run there by now, if any request still wants it or not; else 0."""
+    """Return the seconds that a step has run there, wanted by a request or not; 0 if none runs."""
     audit = (await admin.get("/audit")).json()
     return float(audit.get("step_s") or 0.0)
 

@@ -27,8 +27,8 @@ class NotHeld(RuntimeError):
     """The kernel refused, or the thread did not stop in time; the message says which."""
 
 
-def unavailable() -> str:
-    """Why no thread can be held here; empty where one can."""
+def unavailable() -> str | None:
+    """Return why no thread can be held here, None where one can."""
     if sys.platform != "linux":
         return "needs Linux"
     sleeping = subprocess.Popen(["sleep", "10"])
@@ -39,7 +39,7 @@ def unavailable() -> str:
     finally:
         sleeping.kill()
         sleeping.wait(10)
-    return ""
+    return None
 
 
 def threads(pid: int, name: str) -> list[int]:
@@ -81,7 +81,7 @@ class HeldThread:
         return ""
 
     def _wait(self) -> None:
-        """For its stop, or its end."""
+        """Wait for the thread's stop, or its end."""
         until = time.monotonic() + STOP_S
         while not self._stopped():
             if time.monotonic() > until:

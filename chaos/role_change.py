@@ -18,7 +18,7 @@ LOADED = "model loaded"  # a worker's log, once for each time
 
 
 async def change_role(stage: Stage, name: str) -> None:
-    """To decode and back to prefill; each role for as long as faults last."""
+    """Change the role to decode and back to prefill; each lasts as long as faults do."""
     cluster, clock = stage.cluster, asyncio.get_running_loop().time
     pid, loads = cluster.pid(name), _loads(stage, name)
     took_s = []

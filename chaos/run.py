@@ -293,12 +293,12 @@ def wanted(size: RunSize) -> tuple[list[Ask], list[Ask]]:
 def say(verdict: Verdict) -> None:
     state = "void" if verdict.void else "BROKEN" if verdict.broken else "kept"
     took = verdict.recovery.seconds
+    voids = [verdict.void] if verdict.void else []
     heard = "never" if took is None else f"{took:.1f} s"
     print(
         f"{verdict.scenario} run {verdict.run + 1}: {state}; {verdict.requests} requests, "
         f"recovered {heard}, disturbed {verdict.recovery.disturbed_s:.1f} s, "
-        f"took {verdict.took_s:.0f} s "
-        + "; ".join([*verdict.notes, verdict.void, *verdict.broken[:5]]),
+        f"took {verdict.took_s:.0f} s " + "; ".join([*verdict.notes, *voids, *verdict.broken[:5]]),
         flush=True,
     )
 

@@ -96,16 +96,16 @@ async def _leave(stage: Stage) -> None:
     stage.void = phases_not_left(waiting, called_off, streaming)
 
 
-def phases_not_left(waiting: int, called_off: float, streaming: int) -> str:
-    """The phases in which no client left; empty where each was left. Counts of clients: without a
-    token, of handoffs called off, with some tokens."""
+def phases_not_left(waiting: int, called_off: float, streaming: int) -> str | None:
+    """Return the phases in which no client left, None where each was left. Counts of clients:
+    without a token, of handoffs called off, with some tokens."""
     phases = {
         "before its first token": waiting,
         "while a handoff was under way": called_off,
         "while tokens came": streaming,
     }
     missing = [phase for phase, count in phases.items() if not count]
-    return f"no client left {', nor '.join(missing)}" if missing else ""
+    return f"no client left {', nor '.join(missing)}" if missing else None
 
 
 async def _called_off(stage: Stage) -> float:

@@ -18,7 +18,7 @@ from chaos.stage import Stage
 
 STOPPED_S, RUNS_S = 0.09, 0.01
 POLL_S = 0.2
-LEAST = 5.0  # times as slow: with which a router's circuit opens
+SLOWER_AT_LEAST = 5.0  # times as slow: with which a router's circuit opens
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Steps:
 
 
 async def slow(stage: Stage, name: str) -> None:
-    """For as long as faults last. Its steps count until every router passes it over: afterwards
-    they are its own probes, of one token."""
+    """Slow a worker for as long as faults last. Its steps count until every router passes it over:
+    afterwards they are its own probes, of one token."""
     cluster = stage.cluster
     names, routers = stage.named(name.split("-")[0]), len(stage.named("router"))
     began = {each: await stage.do(_steps, cluster, each) for each in names}
@@ -56,17 +56,17 @@ async def slow(stage: Stage, name: str) -> None:
     await stage.whole()
 
 
-def not_slow(usual_s: float, slow_s: float) -> str:
-    """Why it shows nothing of a slow worker; empty where it does."""
+def not_slow(usual_s: float, slow_s: float) -> str | None:
+    """Return why it shows nothing of a slow worker, None where it does."""
     if not usual_s or not slow_s:
         return "it, or its fellows, computed nothing in that time"
-    if slow_s < LEAST * usual_s:
+    if slow_s < SLOWER_AT_LEAST * usual_s:
         return f"it was only {slow_s / usual_s:.1f} times as slow"
-    return ""
+    return None
 
 
 def _stop_and_go(cluster: Cluster, name: str, for_s: float) -> None:
-    """In a thread: its sleeps are the fault itself, and hold up nothing else."""
+    """Stop and resume a worker, in a thread: its sleeps are the fault, and hold up nothing else."""
     until_s = time.monotonic() + for_s
     try:
         while time.monotonic() < until_s:

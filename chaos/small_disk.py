@@ -29,11 +29,11 @@ class DiskError(RuntimeError):
     """mount or umount failed; the message is its own."""
 
 
-def unavailable() -> str:
-    """Why no such disk can be made here; empty where it can."""
+def unavailable() -> str | None:
+    """Return why no such disk can be made here, None where it can."""
     try:
         with tempfile.TemporaryDirectory() as folder, SmallDisk(Path(folder)):
-            return ""
+            return None
     except DiskError as error:
         return str(error)
 

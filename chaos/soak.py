@@ -105,7 +105,7 @@ def growth(points: Sequence[tuple[float, float]], warm_minutes: float) -> Growth
 
 
 def more(points: Sequence[tuple[float, float]], warm_minutes: float) -> float:
-    """By how much the median of the last third exceeds that of the first, after `warm_minutes`."""
+    """Return by how much, after `warm_minutes`, the last third's median exceeds the first's."""
     late = [held for minute, held in points if minute >= warm_minutes]
     third = -(-len(late) // 3)
     return statistics.median(late[-third:]) - statistics.median(late[:third])
@@ -173,7 +173,7 @@ class Soak:
         await asking
 
     async def _ask(self, clients: Clients, over: asyncio.Event) -> None:
-        """At an even pace; what has ended is counted and forgotten."""
+        """Send requests at an even pace; count and forget what has ended."""
         clock, running = asyncio.get_running_loop().time, set[asyncio.Task[Trace]]()
         next_s, turn = clock(), 0
         while not over.is_set():

@@ -36,7 +36,7 @@ class Stage:
     hosts: Hosts | None = None
     broken: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    void: str = ""
+    void: str | None = None
 
     async def do(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.to_thread(call, *arguments)

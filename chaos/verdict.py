@@ -59,7 +59,7 @@ class Verdict:
     kinds: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0  # from the first request to the last block
     errors: dict[str, int] = field(default_factory=dict)
-    void: str = ""
+    void: str | None = None
     broken: list[str] = field(default_factory=list)  # promises that were not kept
     notes: list[str] = field(default_factory=list)
 

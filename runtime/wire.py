@@ -1,4 +1,4 @@
-"""From messages to values, each checked against this worker's bounds.
+"""Turns messages into values, each checked against this worker's bounds.
 
 The router has validated the client's request; a worker still trusts no integer of a message.
 Prefill and decode workers share this.

@@ -93,7 +93,7 @@ def take_lock(lock: int, until_s: float) -> bool:
 
 
 def _name_holder(lock: int) -> None:
-    """For the words of a refusal, no more: a full disk keeps no worker from starting."""
+    """Write the process id, only for the refusal: a full disk keeps no worker from starting."""
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)

@@ -273,7 +273,7 @@ class Run:
         return paused_s
 
     async def _probe(self) -> None:
-        """After all that, a request through each router is answered."""
+        """Check that a request through each router is answered, after all that."""
         probes = [
             self._ask(Ask(router=name, prompt=tuple(range(9)), max_tokens=2, deadline_s=PROBE_S))
             for name in self.world.routers

@@ -28,7 +28,9 @@ WORDS = (
 )  # fmt: skip
 BANNED_WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 MAYBE_COMMENT = re.compile(rf"#.*{BANNED_WORD.pattern}", re.IGNORECASE)
-FRAGMENT = re.compile(r"(?:Of|As|What|Who|So)\b")
+FRAGMENT = re.compile(
+    r"(?:After|Also|As|At|Before|By|For|From|In|Of|On|Only|So|To|Until|What|Who|With)\b"
+)
 BANNED_NAMES = {
     "Answering", "Bearer", "GenerationRequest", "HOPE", "Holdings", "LOOK_S", "MOST", "Moves",
     "Numbers", "PATIENCE_S", "Places", "Shape", "Size", "Submission", "absent", "announced",

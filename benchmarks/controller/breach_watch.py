@@ -13,7 +13,7 @@ CALM_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """From `begun_s` on, the workers of a role did not meet the objective."""
+    """A time, from `begun_s` on, in which the workers of a role did not meet the objective."""
 
     role: WorkerRole
     begun_s: float

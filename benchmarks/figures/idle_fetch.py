@@ -94,7 +94,8 @@ class IdleFetch:
         self._root = identity.root(self._key, common.model_fingerprint, common.kv_dtype)
 
     async def seconds(self, tokens: Sequence[int], block_tokens: int) -> float:
-        """From hearing the first offer to the last block verified, per block of the prompt."""
+        """Return the seconds from hearing the first offer to the last block verified, per block of
+        the prompt."""
         count = -(-len(tokens) // block_tokens)
         link = HoldingLink(ClientLink(self._stub.Open(metadata=self._metadata)), count)
         reader = HandoffReader(

@@ -88,7 +88,7 @@ class RoutedWorkers:
         router.wait(10)
 
     def wait_workers(self, count: int) -> None:
-        """Until so many have announced themselves. Raises RuntimeError if they do not."""
+        """Wait until so many have announced themselves. Raises RuntimeError if they do not."""
         deadline = time.monotonic() + START_S
         while len(list((self._base / "registry").glob("*.worker"))) < count:
             if self._processes[0].poll() is not None or time.monotonic() > deadline:

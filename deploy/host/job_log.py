@@ -23,7 +23,7 @@ CUT = b"the log was cut, and what it held is lost: %s\n"
 
 
 def open_log(folder: Path, job: str) -> BinaryIO:
-    """For appending, made readable by this user alone. Raises OSError."""
+    """Open a job's log for appending, made readable by this user alone. Raises OSError."""
     return _open(folder / f"{job}.log", "ab")
 
 

@@ -141,7 +141,7 @@ class ServeOptions:
 
 
 def worker_names(options: ServeOptions) -> list[str]:
-    """Also the workers' ids."""
+    """Return the workers' names, which are also their ids."""
     return [f"prefill-{n}" for n in range(options.prefill)] + [
         f"decode-{n}" for n in range(options.decode)
     ]
@@ -205,8 +205,8 @@ def makes_certificates(options: ServeOptions) -> bool:
 
 
 def grace_s(config: Config) -> float:
-    """From a worker's SIGTERM to its SIGKILL: its drain, the leases that it has granted, and the
-    end of its threads."""
+    """Return the seconds from a worker's SIGTERM to its SIGKILL: its drain, the leases that it has
+    granted, and the end of its threads."""
     return config.worker.drain_s + 2 * config.handoff.lease_s + END_S
 
 

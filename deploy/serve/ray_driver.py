@@ -71,7 +71,7 @@ class WorkerActor:
         return True
 
     def _tell(self, text: str) -> None:
-        """In the log of the job, or in Ray's own for this actor."""
+        """Write to the log of the job, or to Ray's own for this actor."""
         try:
             with open_log(self._folder, self._name) as log:
                 log.write(f"{text}\n".encode())

@@ -237,7 +237,7 @@ def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 
 def _print(text: str) -> None:
-    """In the job's log. A disk that is full has no room for that either."""
+    """Write to the job's log. A disk that is full has no room for that either."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -219,20 +219,19 @@ def _pack_tiles(codes: Tensor, tile: int) -> Tensor:
 
 
 @cache
-def int4_tile_rows() -> int:
-    """Return how many rows a tile of torch's kernel has. 0 if there is no such kernel, or
-    `unpack_numba` cannot read its order: byte i of a column has rows i and
-    tile / 2 + i."""
+def int4_tile_rows() -> int | None:
+    """Return how many rows a tile of torch's kernel has, None if there is no such kernel, or
+    `unpack_numba` cannot read its order: byte i of a column has rows i and tile / 2 + i."""
     operators = torch.ops.aten
     if not hasattr(operators, "_weight_int4pack_mm_for_cpu"):
-        return 0
+        return None
     codes = torch.arange(2 * max(_TILES) * 32).mul(7).remainder(16).to(torch.uint8).view(-1, 32)
     try:
         packed = operators._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     except RuntimeError:  # torch was built without it
-        return 0
+        return None
     for tile in _TILES:
         halves = codes.view(-1, 2, tile // 2, 32).permute(1, 0, 3, 2)  # [half, tile, in, row]
         if torch.equal(packed.flatten(), (halves[0] | (halves[1] << 4)).flatten()):
             return tile
-    return 0
+    return None

@@ -1,4 +1,5 @@
-"""The choice of a model's backend: its matrices and its kernels. Nothing else chooses them.
+"""The choice of a model's backend: its matrices and its kernels. Nothing else chooses them; draws
+inside CUDA graphs (`device_runner`), checksums and conversion follow the device of their pool.
 
     device   deterministic   matrices           kernels
     CPU      no              `cpu.linear`       compiled by numba, or plain torch: see below

@@ -1,4 +1,4 @@
-"""From the folder of a draft model or of an EAGLE-3 head to a drafter beside its target on a CPU.
+"""Loads the folder of a draft model or an EAGLE-3 head as a drafter beside its target on a CPU.
 
 A draft model is loaded by the target's own reader; both have the target's dtype and kernels. Keeps
 no state.

@@ -1,4 +1,4 @@
-"""From a model folder to a runner on one GPU, and the arithmetic of that GPU's memory.
+"""Loads a model folder into a runner on one GPU, and does the arithmetic of that GPU's memory.
 
     free after loading  =  buffers, graphs, a step's numbers  +  the KV pool  +  what is left
                            └──────── measured, with ─────────┘  └ memory_fraction of the rest

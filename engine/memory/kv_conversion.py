@@ -20,8 +20,9 @@ from baton.runtime.errors import ConfigError
 
 
 class KvConversion:
-    """From the blocks of `pool`, whose model is `spec`, to those of a pool with `quant` (None:
-    plain numbers of the same dtype). Raises ConfigError if `quant` does not fit the model."""
+    """The conversion of the blocks of `pool`, whose model is `spec`, to those of a pool with
+    `quant` (None: plain numbers of the same dtype). Raises ConfigError if `quant` does not fit the
+    model."""
 
     def __init__(self, pool: KvPool, spec: ModelSpec, quant: KvQuant | None) -> None:
         self._pool = pool

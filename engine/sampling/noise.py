@@ -59,7 +59,7 @@ def _splitmix64(state: int) -> int:
 
 
 def _lowbias32(x: Tensor) -> Tensor:
-    """On 32-bit values held in int64, which it overwrites; a product that wraps keeps its low
+    """Hash 32-bit values held in int64, and overwrite them; a product that wraps keeps its low
     32 bits."""
     x.bitwise_xor_(x >> 16).mul_(0x7FEB352D).bitwise_and_(_LOW32)
     x.bitwise_xor_(x >> 15).mul_(0x846CA68B).bitwise_and_(_LOW32)

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, bias, temperature, truncation and the draw.
+"""Turns logits into tokens: penalties, bias, temperature, truncation and the draw.
 
 A draw is Gumbel-max (Gumbel 1954; Maddison et al. 2014, arXiv:1411.0030) with noise that
 depends on (seed, choice, absolute position, token) alone, so neither the batch slot nor the

@@ -160,7 +160,7 @@ class SuffixIndex:
         head[sorted_keys[ends]] = sorted_positions[ends]
 
     def _resize(self, slots: int) -> None:
-        """Before any slot is used twice: positions stay where they are, chains are made over."""
+        """Make more slots before any is used twice: no position moves, chains are made over."""
         used = self._end
         old = self._tokens, self._before, self._after
         self._slot_mask = slots - 1

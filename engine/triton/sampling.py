@@ -40,7 +40,7 @@ _LONGEST_LIST = 8192  # tokens
 _LISTED_BLOCK = 512  # of them that get noise at once
 _MOST_BEST = tl.constexpr(1024)  # a greater top-k is found in the row
 _NUCLEUS, _WIDE_NUCLEUS = tl.constexpr(1024), tl.constexpr(1900)  # groups, for top-p alone
-_FEW = tl.constexpr(64)  # listed tokens that are compared with each other
+_MOST_COMPARED = tl.constexpr(64)  # listed tokens that are compared with each other
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32
 _BARRED = tl.constexpr(MASKED_LOGIT)
 _WORD_BITS = tl.constexpr(WORD_BITS)
@@ -370,8 +370,10 @@ def resolve_kernel(  # type: ignore[no-untyped-def] # Triton infers types
         top_k = tl.where(top_k < vocab, top_k, 0)
         complete = (listed <= LONGEST) & (top_k <= _MOST_BEST)
         cutoff = tl.full((), _LOWEST, dtype=tl.float32)
-        if (top_k > 0) & complete & (listed <= _FEW):
-            cutoff = cutoff_of_few(value_ptr, listed, inverse, best, top_k, top_p, UNIT, _FEW)
+        if (top_k > 0) & complete & (listed <= _MOST_COMPARED):
+            cutoff = cutoff_of_few(
+                value_ptr, listed, inverse, best, top_k, top_p, UNIT, _MOST_COMPARED
+            )
         elif (top_k > 0) | (top_p < 1.0):
             total = tl.sum(tl.load(mass_ptr + row * SLICES + tl.arange(0, SLICES)), axis=0)
             rules = inverse, best, top_k, top_p, total, vocab

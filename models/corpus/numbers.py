@@ -36,7 +36,7 @@ def arithmetic(scene: Scene) -> Episode:
 
 
 def operands(scene: Scene, sign: str) -> tuple[int, int]:
-    """In an order of their own: a + b and b + a are one content."""
+    """Draw two operands, in an order of their own: a + b and b + a are one content."""
     choose = scene.choose
     limit = 100 if choose.random() < 0.8 else 10
     first, second = scene.fresh(
@@ -118,7 +118,7 @@ def _next(scene: Scene) -> tuple[str, str]:
 
 
 def _asked(scene: Scene, name: str, question: str) -> str:
-    """With the name that tells the sides of the split apart; without it in training only."""
+    """Add the name that tells the sides of the split apart; leave it out in training only."""
     if scene.held_out or scene.choose.random() < 0.5:
         return f"{name} asks: {question}"
     return question[0].upper() + question[1:]

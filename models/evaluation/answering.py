@@ -67,7 +67,7 @@ class ModelAnswers:
         self._ends = frozenset(self._runner.spec.eos_ids)
 
     def greedy(self, prompts: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
-        """For each prompt up to `most` tokens, which end with the end token if one is said.
+        """Return for each prompt up to `most` tokens, which end with the end token if one is said.
         Raises EngineError if the model's numbers are not finite."""
         found: list[list[int]] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))

@@ -1,4 +1,4 @@
-"""From answers to figures: what is counted, and how much is wanted.
+"""Turns answers into figures: what is counted, and how much is wanted.
 
 The figures are explained in `baton.models.evaluation.evaluate`. Knows no model; keeps no state.
 """

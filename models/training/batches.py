@@ -113,7 +113,7 @@ class Batches:
 
 
 def _length(choose: random.Random, done: float) -> int:
-    """In tokens, of all rows of a batch."""
+    """Choose the length, in tokens, that all rows of a batch have."""
     if done < 0.1:
         return 96
     if done < 0.4:

@@ -150,7 +150,7 @@ def _train_one(
     options: Options,
     note: Callable[[str, float, float], None],
 ) -> None:
-    """From what is saved, to the end of the model's share of the time; saves now and then."""
+    """Train from what is saved to the end of the model's share of the time; save now and then."""
     folder = options.folder / "state" / f"stage-{stage.name}" / name
     run.load(folder)
     budget_s = options.minutes * 60 * stage.shares[name]

@@ -58,8 +58,9 @@ class Holders:
 
 
 class RadixIndex:
-    """From block events to held prefix lengths. Once the index is half full, `_holders` is ordered
-    by last use; before that no block is evicted soon, and a lookup costs less without the order."""
+    """An index of held prefix lengths, made from block events. Once it is half full, `_holders` is
+    ordered by last use; before that no block is evicted soon, and a lookup costs less without the
+    order."""
 
     def __init__(
         self,

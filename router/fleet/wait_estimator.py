@@ -34,7 +34,7 @@ class _Completions:
 
 
 class WaitEstimator:
-    """For one boot of one worker."""
+    """An estimator of waits for one boot of one worker."""
 
     def __init__(self) -> None:
         self._samples: deque[_Completions] = deque()  # empty without a queue

@@ -51,7 +51,7 @@ class VocabularyFile:
 
 
 class GrammarValidator:
-    """For one model. All methods are called by the event loop."""
+    """A validator of constraints for one model. The event loop calls all methods."""
 
     def __init__(self, vocabulary: VocabularyFile, answer_s: float = ANSWER_S) -> None:
         self._vocabulary = vocabulary

@@ -1,4 +1,4 @@
-"""From a gRPC client's message to the models that the request validator checks.
+"""Turns a gRPC client's message into the models that the request validator checks.
 
 Fields have the names and meaning of the HTTP API, so both front ends refuse the same values by the
 same names. This module holds the differences: token ids have a field of their own, `logprobs` is a

@@ -1,4 +1,4 @@
-"""From bytes to a gRPC message; a message with too many fields is refused before it is parsed.
+"""Turns bytes into a gRPC message; a message with too many fields is refused before it is parsed.
 
 Creating an object for each field takes far longer than skipping it, and blocks the event loop. So
 the fields of a long message, also nested ones, are counted first: tag by tag, by the protobuf

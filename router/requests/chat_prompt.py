@@ -1,4 +1,4 @@
-"""From a chat request to its prompt's text, and to the tools that its answer may call.
+"""Turns a chat request into its prompt's text, and the tools that its answer may call.
 
 Messages and tools take the form that chat templates require: text parts are joined, missing fields
 are left out, the arguments of a call and the parameters of a function are objects.

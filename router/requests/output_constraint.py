@@ -1,4 +1,4 @@
-"""From a request's fields to the constraint of its answer.
+"""Reads the constraint of an answer from its request's fields.
 
 Three fields ask for one: `response_format`, `structured_outputs`, and tools that are strict or
 required. Two constraints at once are refused by name. Knows no grammar. Stateless.

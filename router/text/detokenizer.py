@@ -35,7 +35,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: each token is a run of bytes, looked up in a table."""
+    """A detokenizer for byte-level vocabularies: it looks up each token's bytes in a table."""
 
     def __init__(self, table: Mapping[int, bytes], special: Collection[int]) -> None:
         self._table = table
@@ -52,9 +52,9 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other vocabulary: decodes a short window without and with the new token, and returns
-    the difference. Special tokens are left out of the window: alone in it, one would give no
-    context, and the space before the next word would be lost."""
+    """A detokenizer for any other vocabulary: it decodes a short window without and with the new
+    token, and returns the difference. Special tokens are left out of the window: alone in it, one
+    would give no context, and the space before the next word would be lost."""
 
     def __init__(
         self,

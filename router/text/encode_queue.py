@@ -79,7 +79,7 @@ class _Tenant:
 
 
 class EncodeQueue:
-    """For `threads` threads; at most `max_texts` wait or are being encoded."""
+    """A queue for `threads` threads; at most `max_texts` wait or are being encoded."""
 
     def __init__(self, max_texts: int, threads: int) -> None:
         self._max_texts = max_texts

@@ -1,4 +1,4 @@
-"""From a client's constraint to a grammar in llguidance's form.
+"""Turns a client's constraint into a grammar in llguidance's form.
 
     json_schema  ─▶ compact JSON: no white space between tokens
     regex, choice, grammar (Lark, or EBNF with `::=`)

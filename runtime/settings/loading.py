@@ -1,4 +1,4 @@
-"""From a file, the environment and flags to a checked `Config`.
+"""Reads a file, the environment and flags into a checked `Config`.
 
 A flag beats the environment, the environment beats the file, the file beats the defaults of
 runtime/config.py. Names are `section.key` in flags and BATON_SECTION__KEY in the environment

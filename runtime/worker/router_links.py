@@ -64,8 +64,8 @@ class _Beat:
     hang_s: float
 
     def pause_s(self, load: worker_pb2.Load, red_in_s: float) -> float:
-        """After this load: to the next heartbeat, or to the moment that makes the worker red, or
-        its step a hang."""
+        """Return the seconds from this load to the next heartbeat or, if it comes sooner, to the
+        moment that makes the worker red, or its step a hang."""
         hang_in_s = self.hang_s - load.overdue_ms / 1000 if load.overdue_ms else 0.0
         return min(in_s for in_s in (self.heartbeat_s, red_in_s, hang_in_s) if in_s > 0)
 

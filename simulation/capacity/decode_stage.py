@@ -166,7 +166,7 @@ class DecodeStage:
             self._begin()
 
     def _before_change(self) -> None:
-        """Before a sequence or a prompt joins, split the run under way, and plan the step after it
+        """Split the run under way before a sequence or a prompt joins, and plan the step after it
         if the time of that has come."""
         if self._run is not None and self._run.steps > 1:
             self._split(self._run)

@@ -1,4 +1,4 @@
-"""From a seed to its scenario: draws values and runs nothing."""
+"""Draws the values of a seed's scenario, and runs nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUTERS = (1, 1, 1, 1, 1, 2, 2, 3)
 PREFILLS = (1, 1, 1, 2, 2, 2, 3, 4)
 DECODES = (1, 1, 2, 2, 2, 2, 2, 3, 3, 4, 5)
 PAIR_S = 0.1  # two faults come within this time
-LONG = 60  # tokens: with a prompt, the smallest pool of a worker, which may come to decode
+LONG_OUTPUT = 60  # tokens: with a prompt, the smallest pool of a worker, which may come to decode
 LEAVING = 30  # tokens of a request whose client may leave before
 SLOW_READS = 0.25  # of the seeds
 TIGHT = 0.15  # of the seeds: pools that cannot hold all that they are asked for
@@ -96,9 +96,9 @@ def draw(seed: int) -> Scenario:
 
 
 def _usual(seed: int) -> Scenario:
-    """In some, READs are slow beside the lease, and what is cut is the way between a reader and
-    its granter, while READs go on; in some, outputs are long and pools small, so that sequences
-    are preempted."""
+    """Draw a usual scenario. In some, READs are slow beside the lease, and what is cut is the way
+    between a reader and its granter, while READs go on; in some, outputs are long and pools
+    small, so that sequences are preempted."""
     dice = random.Random(seed)
     slow, tight = dice.random() < SLOW_READS, dice.random() < TIGHT
     routers = tuple(f"r{n}" for n in range(dice.choice(ROUTERS)))
@@ -324,7 +324,7 @@ def _asks(dice: random.Random, routers: tuple[str, ...], *, tight: bool) -> list
     for _ in range(dice.randint(4, 5)):
         prompt = list(dice.choice(prefixes))[: dice.randint(1, 24)]
         prompt += [dice.randrange(100) for _ in range(dice.choice([0, 1, 3, 8]))]
-        max_tokens = dice.choice([8, 12, LONG] if tight else [1, 1, 2, 3, 4, 4, 6, 6, 8, 16])
+        max_tokens = dice.choice([8, 12, LONG_OUTPUT] if tight else [1, 1, 2, 3, 4, 4, 6, 6, 8, 16])
         leaves = dice.random() < 0.15
         ask = Ask(
             router=dice.choice(routers),

@@ -266,7 +266,7 @@ def _token(number: int, draw: Draw, vocab_size: int) -> int:
 
 
 def _drawn(digest: hashlib.blake2b, draw: Draw, vocab_size: int) -> Drawn:
-    """From the digest of what the pool holds of the sequence, which stays as it is."""
+    """Draw from the digest of what the pool holds of the sequence; the digest stays as it is."""
     params = draw.params
     if params.temperature > 0:
         digest = digest.copy()

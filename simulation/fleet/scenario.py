@@ -110,8 +110,8 @@ class Scenario:
         return {"decode": decode_s, "prefill": decode_s + self.delay_s + read_s}
 
     def computed_by(self, kind: EngineKind) -> Scenario:
-        """With READs of as many blocks, whatever the size of those, and without the grammars of
-        another vocabulary."""
+        """Return the scenario with READs of as many blocks, whatever the size of those, and without
+        the grammars of another vocabulary."""
         if kind is HASHES:
             return self
         handoff = self.config.handoff
@@ -125,7 +125,7 @@ class Scenario:
         return replace(read, events=plain, constrained=False)
 
     def only(self, kept: tuple[int, ...]) -> Scenario:
-        """With these of its events alone."""
+        """Return the scenario with these of its events alone."""
         return replace(self, events=tuple(self.events[index] for index in kept))
 
 

@@ -264,7 +264,7 @@ class Watch:
         handoffs._give_up = watched
 
     def _watch_cached_reads(self, process: WorkerProcess, worker: PrefillWorker) -> None:
-        """Before the first fault, no read of cached blocks fails."""
+        """Check that no read of cached blocks fails before the first fault."""
         reads: Any = worker._reads
         note = reads._note_failure
 

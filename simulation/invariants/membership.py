@@ -25,7 +25,7 @@ from baton.simulation.fleet.shared_membership import LIFETIME_S, SharedMembershi
 from baton.simulation.fleet.world import DRIFT, RouterProcess, World
 from baton.simulation.virtual.machine import Machine
 
-SOON = 0.9  # of a lifetime: by no clock it is over
+SURE_SHARE = 0.9  # of a lifetime: by no clock it is over
 BACK_S = LIFETIME_S * (1 + DRIFT) + 0.1  # by the slowest clock, and the way there
 GONE_S = (LIFETIME_S + FULL_READ_S) * (1 + DRIFT) + 0.3  # a full read ends a lifetime
 LOOK_EVERY_S = 0.1
@@ -107,7 +107,7 @@ class Membership:
         world_s = self._world.loop.world_s
         silent_s = world_s - self._written_s.get(record.boot_id, 0.0)
         read_s = world_s - self._unreadable_s.get(reader.name, 0.0)
-        if min(silent_s, read_s) < SOON * LIFETIME_S:
+        if min(silent_s, read_s) < SURE_SHARE * LIFETIME_S:
             self._breaches.append(
                 f"{reader.name} forgot {record.worker_id}, which announced itself {silent_s:.2f} s "
                 f"ago, {read_s:.2f} s after the registry could not be read"

@@ -1,6 +1,6 @@
 """Whether a worker of which no step ends says so in time: what turns its `/readyz` red.
 
-    hang ─ PROBED_S ─▶ a step has begun, and hangs ─ RED_S ─▶ `health` names a trouble
+    hang ─ PROBED_S ─▶ a step has begun, and hangs ─ RED_S ─▶ `health` names a reason
 
 An idle worker is probed, so that it is judged too. Looked at on the worker's own clock, and only
 where nothing else has befallen it: a slow or stopped worker may take longer

@@ -150,7 +150,8 @@ class Refusals:
         budget.failed = watched_failure  # type: ignore[method-assign]  # wraps this instance alone
 
     def _over_deadlines(self, process: RouterProcess) -> None:
-        """Only where requests wait on every decode worker, as far as it has been informed."""
+        """Check that a request is refused for its deadline only where requests wait on every decode
+        worker, as far as the router has been informed."""
         submitter, fleet = process.dispatcher._submitter, process.fleet
         check: Callable[[float], None] = submitter.check_deadline
 

@@ -173,7 +173,7 @@ class VirtualLoop(_LoopInterface):  # type: ignore[misc]  # mypy knows no base t
     def run_in_executor(
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """On this loop, in the next round."""
+        """Call `func` on this loop, in the next round."""
         future = self.create_future()
 
         def work() -> None:

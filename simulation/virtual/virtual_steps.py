@@ -81,7 +81,7 @@ class VirtualSteps:
         return VirtualStep(result)
 
     def stall(self, lost_after_s: float = math.inf, error: DeviceLost | None = None) -> None:
-        """From now on no step ends, until `go_on`; a step that waits for `lost_after_s` raises
+        """Let no step end from now on, until `go_on`; a step that waits for `lost_after_s` raises
         `error`, and the device is lost."""
         self._stalled = True
         self._patience = None if error is None else (lost_after_s, error)

@@ -154,7 +154,7 @@ async def test_a_timely_report_is_printed_and_kept(
     """Held while it computes it would hold Python's lock: then it is tried again."""
     stage = stage_of(*manners)
     await hang(stage, "decode-0")
-    assert (stage.broken, stage.void) == ([], "")
+    assert (stage.broken, stage.void) == ([], None)
     assert stage.cluster.waited_for == [1]
     held, note = stage.notes
     assert held.startswith("held in a step (let go ") and "0 times between steps" in held
@@ -186,7 +186,7 @@ async def test_between_two_steps_it_is_let_go_and_held_again(
 ) -> None:
     stage = stage_of("red", "between")
     await hang(stage, "decode-0")
-    assert (stage.broken, stage.void) == ([], "")
+    assert (stage.broken, stage.void) == ([], None)
     reported = re.search(
         r"let go (\d+) times with a lock, (\d+) times between steps", stage.notes[0]
     )
@@ -251,7 +251,7 @@ async def test_where_no_bound_is_known_nothing_is_shown(
     stage.cluster.step_s = math.inf  # of OneWorker
     await hang(stage, "decode-0")
     assert stage.void == "steps of decode-0 take longer than 1 s: no bound holds for them"
-    stage.void, stage.cluster.step_s = "", 0.25  # of OneWorker
+    stage.void, stage.cluster.step_s = None, 0.25  # of OneWorker
     await hang(stage, "decode-0")
     assert stage.broken == ["a router left decode-0 after inf s"] and not stage.void
 

@@ -79,7 +79,7 @@ async def test_a_worker_is_paused_in_turns_and_reported_with_circuits() -> None:
     assert stage.notes == [
         "its steps took 150 ms, its fellows' 20 ms; 2 of 2 routers opened its circuit"
     ]
-    assert (stage.void, stage.broken) == ("", [])
+    assert (stage.void, stage.broken) == (None, [])
 
 
 async def test_one_that_was_not_much_slower_shows_nothing() -> None:

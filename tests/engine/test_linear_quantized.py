@@ -42,7 +42,7 @@ FORMS = {
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With torch's kernels and ours, and as where both are missing."""
     if request.param == "plain":
-        monkeypatch.setattr(linear_quantized, "int4_tile_rows", lambda: 0)
+        monkeypatch.setattr(linear_quantized, "int4_tile_rows", lambda: None)
     return request.param
 
 
@@ -144,4 +144,4 @@ def test_a_packed_order_of_another_kind_is_not_used(monkeypatch: pytest.MonkeyPa
             return codes[:, ::2].to(torch.uint8)
 
     monkeypatch.setattr(torch.ops, "aten", Operators)
-    assert not linear_quantized.int4_tile_rows.__wrapped__()
+    assert linear_quantized.int4_tile_rows.__wrapped__() is None

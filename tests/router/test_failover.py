@@ -261,15 +261,15 @@ async def test_a_worker_in_trouble_gets_nothing_and_the_router_says_so(router: S
                 not decode or reply.json()["workers"]["decode"] == decode
             )
 
-        running.workers["decode-0"].trouble = "a step is overdue by 1.0 s"
+        running.workers["decode-0"].reason = "a step is overdue by 1.0 s"
         await eventually(lambda: ready(1))
         before = len(running.workers["decode-0"].seen("submit"))
         for _ in range(4):
             assert (await running.complete(max_tokens=1)).status_code == 200
         assert len(running.workers["decode-0"].seen("submit")) == before
-        running.workers["decode-1"].trouble = "the pool is in quarantine"
+        running.workers["decode-1"].reason = "the pool is in quarantine"
         await eventually(lambda: ready(0))
         assert (await running.http.get("/livez")).status_code == 200
         for worker in running.workers.values():
-            worker.trouble = ""
+            worker.reason = ""
         await eventually(lambda: ready(2))

@@ -35,11 +35,11 @@ PASSED = re.compile(r"PIP_\w+|\w+_proxy|SSL_CERT_FILE", re.IGNORECASE)
 HOST_FILES = ("PIP_CERT", "SSL_CERT_FILE", "PIP_FIND_LINKS")  # variables that name files
 
 
-def steps_unavailable() -> str:
-    """Return why no root can be made here, empty where it can."""
+def steps_unavailable() -> str | None:
+    """Return why no root can be made here, None where it can."""
     if shutil.which("mmdebstrap") is None:
         return "mmdebstrap (Debian's package mmdebstrap) not found"
-    return "needs root" if os.geteuid() else ""
+    return "needs root" if os.geteuid() else None
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:

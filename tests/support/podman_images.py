@@ -43,8 +43,8 @@ CONFINED = (
 )  # fmt: skip
 
 
-def podman_unavailable() -> str:
-    """Return why podman builds no image here, empty where it does."""
+def podman_unavailable() -> str | None:
+    """Return why podman builds no image here, None where it does."""
     if shutil.which("podman") is None:
         return "podman (Debian's package podman) not found"
     return steps_unavailable()

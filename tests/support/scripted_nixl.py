@@ -114,7 +114,7 @@ class ScriptedAgent:
         return {}
 
     def wait_polls(self, count: int) -> None:
-        """Until the thread has gone round `count` times more."""
+        """Wait until the thread has gone round `count` times more."""
         for _ in range(count):
             self.polled.clear()
             assert self.polled.wait(_DEADLINE_S), "the thread stands still"

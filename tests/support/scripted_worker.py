@@ -70,7 +70,7 @@ class ScriptedWorker:
     loses_handoffs: bool = False  # of prompts: it computes them itself in the end
     withholds_scores: bool = False  # of prompts
     draining: bool = False
-    trouble: str = ""
+    reason: str = ""
     overdue_ms: int = 0
     waiting: int = 0
     pool: dict[str, int] = field(default_factory=dict)  # its blocks by state, as it reports them
@@ -245,7 +245,7 @@ class ScriptedWorker:
                 free_blocks=self.total_blocks,
                 total_blocks=self.total_blocks,
                 draining=self.draining,
-                not_ready_reason=self.trouble,
+                not_ready_reason=self.reason,
                 overdue_ms=self.overdue_ms,
                 waiting=self.waiting,
                 completed_requests=self.served,

@@ -105,8 +105,8 @@ def _connected(address: str) -> Iterator[socket.socket]:
 
 
 def _received(link: socket.socket, most: int) -> tuple[bytes, int]:
-    """At most so many bytes, and when the kernel had the last one, in nanoseconds of time(). It
-    stamps nothing that came just after it was asked to: of that, the time is now."""
+    """Return at most so many bytes, and when the kernel had the last one, in nanoseconds of
+    time(). It stamps nothing that came just after it was asked to: the time of that is now."""
     part, extra, *_ = link.recvmsg(most, socket.CMSG_SPACE(TIMESPEC.size))
     assert part, "the server closed the connection"
     for *kind, stamp in extra:

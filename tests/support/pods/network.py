@@ -30,8 +30,8 @@ class Endpoint:
     ready: bool
 
 
-def network_unavailable() -> str:
-    """Return why no release can run here, empty where it can."""
+def network_unavailable() -> str | None:
+    """Return why no release can run here, None where it can."""
     if shutil.which("nft") is None:
         return "nft (Debian's package nftables) not found"
     return unavailable()
