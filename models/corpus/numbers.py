@@ -118,7 +118,7 @@ def _next(scene: Scene) -> tuple[str, str]:
 
 
 def _asked(scene: Scene, name: str, question: str) -> str:
-    """Add the name that tells the sides of the split apart; leave it out in training only."""
+    """Add the name that tells the sides of the split apart; in training, leave it out of half."""
     if scene.held_out or scene.choose.random() < 0.5:
         return f"{name} asks: {question}"
     return question[0].upper() + question[1:]

@@ -58,9 +58,9 @@ class Holders:
 
 
 class RadixIndex:
-    """An index of held prefix lengths, made from block events. Once it is half full, `_holders` is
-    ordered by last use; before that no block is evicted soon, and a lookup costs less without the
-    order."""
+    """An index of the workers that hold each block, made from block events. Once it is half full,
+    `_holders` is ordered by last use; before that no block is evicted soon, and a lookup costs less
+    without the order."""
 
     def __init__(
         self,

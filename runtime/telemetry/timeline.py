@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from baton.proto import worker_pb2
 
-MAX_PHASES = 64  # of one timeline: beyond it, phases of one name and worker become one
+MAX_PHASES = 64  # of one timeline; beyond it, phases of one name and worker are joined
 MAX_OFFERS = 32  # of one fetch; later ones are added to the last
 _MAX_MICROS = (1 << 32) - 1
 
@@ -95,6 +95,7 @@ class Timeline:
                 phases.append(phase)
                 return
         phases[-1].seconds += phase.seconds
+        phases[-1].count += phase.count
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
