@@ -40,6 +40,7 @@ class _RecentTimes:
         self._slow_s = float("inf")
 
     def is_slow(self, seconds: float) -> bool:
+        """Count a time, and return whether it is above the limit of those before it."""
         slow = seconds > self._slow_s
         self._recent.append(seconds)
         self._seen += 1
