@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from baton.runtime.silence import Silence
+from baton.runtime.telemetry import tracing
 from tests.support.file_order import begin_with_longest
 from tests.support.machine_speed import slowness
 from tests.support.trace_collector import ListeningCollector, collecting
@@ -60,9 +61,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def collector() -> Iterator[ListeningCollector]:
-    """The collector, and the address that it listens on."""
+    """The collector, and the address that it listens on. This process's exporter ends with it."""
     with collecting() as made:
         yield made
+        tracing.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@ exported afterwards, and none of them holds a client's text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -15,12 +13,6 @@ from tests.support.trace_collector import ListeningCollector
 from tests.support.waiting import eventually
 
 SECRET = "xylophone-4711"
-
-
-@pytest.fixture(autouse=True)
-def no_exporter_left() -> Iterator[None]:
-    yield
-    tracing.shutdown()
 
 
 async def ended(running: RunningRouter, count: int) -> None:

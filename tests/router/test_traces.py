@@ -1,10 +1,9 @@
 """The traces of a router: each request's phases add up; a key sees its own; a collector gets those
-that are worth keeping, whatever its sample ratio is."""
+that its sample ratio takes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 import httpx
@@ -12,11 +11,8 @@ import pytest
 
 from baton.proto import client_pb2
 from baton.router.answers.trace_record import LONG_REFUSAL_S
-from baton.router.answers.trace_store import MIN_RECENT
 from baton.runtime import metrics
 from baton.runtime.telemetry import tracing
-from tests.support.json_values import JsonObject
-from tests.support.machine_speed import slowness
 from tests.support.metric_values import metric_value
 from tests.support.router_process import FAST_ROUTER, RunningRouter, StartGrpcRouter, StartRouter
 from tests.support.trace_collector import ListeningCollector
@@ -30,27 +26,11 @@ UNSAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-00"}
 WORKERS = ("decode-0", "decode-1")
 
 
-@pytest.fixture(autouse=True)
-def no_exporter_left() -> Iterator[None]:
-    yield
-    tracing.shutdown()
-
-
-async def trace_of(running: RunningRouter, reply: httpx.Response, **headers: str) -> JsonObject:
-    path = f"/trace/{reply.headers['x-request-id']}"
-    await eventually(lambda: _is_there(running, path, headers))
-    return dict((await running.http.get(path, headers=headers)).json())
-
-
-async def _is_there(running: RunningRouter, path: str, headers: dict[str, str]) -> bool:
-    return bool((await running.http.get(path, headers=headers)).status_code == 200)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_phases_of_a_request_add_up(router: StartRouter, stream: bool) -> None:
     async with router() as running:
         reply = await running.chat(stream=stream, max_tokens=5)
-        found = await trace_of(running, reply)
+        found = await running.trace_of(reply)
     names = [name for name, *_ in found["path"]]
     front = ["receive", "parse", "render", "tokenize", "validate", "admit", "place", "worker"]
     assert names[: len(front)] == front
@@ -66,9 +46,7 @@ async def test_a_grpc_call_has_a_trace(grpc_router: StartGrpcRouter) -> None:
         call = stub.Generate(client_pb2.GenerateRequest(model="tiny", prompt="the", max_tokens=2))
         assert [reply async for reply in call]
         headers = dict(await call.initial_metadata())
-        path = f"/trace/{headers['x-request-id']}"
-        await eventually(lambda: _is_there(running, path, {}))
-        found = (await running.http.get(path)).json()
+        found = await running.trace(headers["x-request-id"])
     assert [name for name, *_ in found["path"]][:3] == ["receive", "parse", "tokenize"]
     assert found["path"][-1][0] == "write"
 
@@ -86,7 +64,7 @@ async def test_a_grpc_call_names_its_span(
         call = stub.Generate(asked, metadata=[("traceparent", f"00-{TRACE}-{SPAN}-01")])
         assert [reply async for reply in call]
         headers = dict(await call.initial_metadata())
-        await eventually(lambda: _is_there(running, f"/trace/{headers['x-request-id']}", {}))
+        await running.trace(headers["x-request-id"])
         tracing.shutdown(10.0)
     root = servicer.spans["request"]
     assert root.parent_span_id.hex() == SPAN
@@ -113,7 +91,7 @@ async def test_a_refused_request_pushes_out_no_trace(
     monkeypatch.setattr("baton.router.dispatch.dispatcher.Dispatcher.place_wait_s", 0.2)
     async with router() as running:
         served = await running.complete(max_tokens=2)
-        await trace_of(running, served)
+        await running.trace_of(served)
         (worker,) = running.workers.values()
         worker.draining = True
 
@@ -138,7 +116,7 @@ async def test_a_request_refused_after_a_wait_has_a_trace(
         failed, refused = ended("failed"), ended("refused")
         reply = await running.complete(max_tokens=2)
         assert reply.status_code == 503, reply.text
-        found = await trace_of(running, reply)
+        found = await running.trace_of(reply)
     assert (ended("failed"), ended("refused")) == (failed, refused + 1)
     assert (found["outcome"], found["kept"]) == ("refused", ["failed"])
     (waited_us,) = [took for name, took, *_ in found["path"] if name == "end"]
@@ -153,7 +131,7 @@ async def test_a_request_refused_on_a_worker_after_a_wait_has_a_trace(
         running.workers["decode-0"].fail_at = {0: ("Overloaded", True)}
         reply = await running.complete(max_tokens=2)
         assert reply.status_code == 503, reply.text
-        found = await trace_of(running, reply)
+        found = await running.trace_of(reply)
     assert (found["outcome"], found["kept"]) == ("refused", ["failed"])
     assert [took for name, took, *_ in found["path"] if name == "end"][0] < 1e6 * LONG_REFUSAL_S
 
@@ -168,7 +146,7 @@ async def test_a_request_without_an_answer_has_no_time_to_it(router: StartRouter
         worker.fail_at = {0: ("ENGINE_ERROR", False)}
         reply = await running.complete(max_tokens=2)
         assert reply.status_code == 500, reply.text
-        found = await trace_of(running, reply)
+        found = await running.trace_of(reply)
         assert found["ttft_s"] is None and found["outcome"] == "failed" and found["path"]
         assert (await running.http.get("/traces?slow=5")).json() == {"traces": []}
 
@@ -186,7 +164,7 @@ async def test_an_answer_that_breaks_off_has_failed(
         failed, refused = ended("failed"), ended("refused")
         reply = await running.complete(max_tokens=9, stream=stream)
         assert code.lower() in reply.text and (reply.status_code == 200) is stream
-        found = await trace_of(running, reply)  # it is stored after the error was sent
+        found = await running.trace_of(reply)  # it is stored after the error was sent
     assert (ended("failed"), ended("refused")) == (failed + 1, refused)
     assert (found["outcome"], found["kept"]) == ("failed", ["failed"])
     assert found["output_tokens"] == 3
@@ -210,7 +188,7 @@ async def test_a_key_sees_its_own_requests_alone(router: StartRouter) -> None:
             headers=mine,
         )
         assert reply.status_code == 200, reply.text
-        await trace_of(running, reply, **mine)
+        await running.trace_of(reply, **mine)
         path = f"/trace/{reply.headers['x-request-id']}"
         missing = await running.http.get(path, headers=other)
         assert missing.status_code == 404
@@ -259,7 +237,7 @@ async def migrated(running: RunningRouter, arrived: list[int], **headers: str) -
 async def test_a_migration_follows_the_first_token(router: StartRouter, arrived: list[int]) -> None:
     async with router(workers=WORKERS) as running:
         reply = await migrated(running, arrived)
-        found = await trace_of(running, reply)
+        found = await running.trace_of(reply)
     assert found["kept"] == ["migrated"] and found["migrations"] == 1
     assert [name for name, *_ in found["after"]][:3] == ["decode", "place", "worker"]
     assert found["path"][-1][0] == "write"
@@ -273,7 +251,7 @@ async def test_a_collector_gets_a_migrated_request_of_no_sample(
         tracing.setup("router", endpoint, ratio=0.0)
         await running.complete(max_tokens=2)
         reply = await migrated(running, arrived, **UNSAMPLED)
-        await trace_of(running, reply)
+        await running.trace_of(reply)
         tracing.shutdown(10.0)
     roots = [span for span in servicer.all if span.name == "request"]
     (root,) = roots
@@ -292,74 +270,13 @@ async def test_all_workers_of_a_migrated_request_get_its_trace(
     async with router(workers=WORKERS) as running:
         tracing.setup("router", endpoint)
         reply = await migrated(running, arrived, traceparent=f"00-{TRACE}-{SPAN}-01")
-        await trace_of(running, reply)
+        await running.trace_of(reply)
         tracing.shutdown(10.0)
         submits = [worker.seen("submit") for worker in running.workers.values()]
     root = servicer.spans["request"]
     assert sorted(submit.attempt for (submit,) in submits) == [1, 2]
     for (submit,) in submits:
         assert submit.trace_context["traceparent"] == f"00-{TRACE}-{root.span_id.hex()}-01"
-
-
-async def kept_at_collector(
-    running: RunningRouter,
-    collector: ListeningCollector,
-    ask: Callable[[], Awaitable[httpx.Response]],
-) -> tuple[JsonObject, dict[str, str]]:
-    """The record of a request that no sample ratio takes, and the attributes of its span."""
-    servicer, endpoint = collector
-    tracing.setup("router", endpoint, ratio=0.0)
-    found = await trace_of(running, await ask())
-    tracing.shutdown(10.0)
-    (root,) = [span for span in servicer.all if span.name == "request"]
-    return found, {each.key: each.value.string_value for each in root.attributes}
-
-
-async def test_a_collector_gets_a_preempted_request_of_no_sample(
-    router: StartRouter, collector: ListeningCollector
-) -> None:
-    async with router() as running:
-        running.workers["decode-0"].preempted_at = 2
-        found, attributes = await kept_at_collector(
-            running, collector, lambda: running.complete(max_tokens=4)
-        )
-    assert found["preempted"] and found["kept"] == ["preempted"]
-    assert attributes["baton.kept"] == "preempted"
-
-
-async def test_a_collector_gets_a_slow_request_of_no_sample(
-    router: StartRouter, collector: ListeningCollector
-) -> None:
-    async with router() as running:
-        for _ in range(2 * MIN_RECENT):
-            await running.complete(max_tokens=1)
-        running.workers["decode-0"].step_s = 0.5 * slowness()
-        found, attributes = await kept_at_collector(
-            running, collector, lambda: running.complete(max_tokens=1)
-        )
-    assert found["kept"] == ["slow"] and attributes["baton.kept"] == "slow"
-    assert attributes["baton.request_id"] == found["id"]
-
-
-async def test_a_collector_gets_a_failed_request_of_no_sample(
-    router: StartRouter, collector: ListeningCollector
-) -> None:
-    servicer, endpoint = collector
-    async with router() as running:
-        tracing.setup("router", endpoint, ratio=0.0)
-        served = await running.complete(max_tokens=2)
-        await trace_of(running, served)
-        (worker,) = running.workers.values()
-        worker.fail_at = {0: ("ENGINE_ERROR", False)}
-        reply = await running.complete(max_tokens=2)
-        assert reply.status_code == 500
-        found = await trace_of(running, reply)
-        tracing.shutdown(10.0)
-    assert found["kept"] == ["failed"]
-    (root,) = [span for span in servicer.all if span.name == "request"]
-    attributes = {each.key: each.value.string_value for each in root.attributes}
-    assert attributes["baton.request_id"] == reply.headers["x-request-id"]
-    assert attributes[tracing.ERROR_TYPE]
 
 
 async def test_a_sampled_request_has_the_routers_phases(
@@ -369,7 +286,7 @@ async def test_a_sampled_request_has_the_routers_phases(
     async with router() as running:
         tracing.setup("router", endpoint)
         reply = await running.complete(max_tokens=2)
-        found = await trace_of(running, reply)
+        found = await running.trace_of(reply)
         tracing.shutdown(10.0)
     spans = servicer.spans
     assert {"request", "receive", "tokenize", "place", "write"} <= set(spans)

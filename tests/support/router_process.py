@@ -22,6 +22,7 @@ from baton.runtime.cluster_config import SloConfig
 from baton.runtime.config import Config, RouterConfig
 from baton.runtime.registry import MemoryRegistry, Role
 from baton.runtime.registry_client import ThreadedRegistry
+from tests.support.json_values import JsonObject
 from tests.support.plain_http import NO_AUTHORITIES
 from tests.support.scripted_worker import ScriptedWorker
 from tests.support.waiting import eventually
@@ -55,6 +56,19 @@ class RunningRouter:
     async def complete(self, **fields: Any) -> httpx.Response:
         body = {"model": "tiny", "prompt": "the quick brown", **fields}
         return await self.http.post("/v1/completions", json=body)
+
+    async def trace(self, request_id: str, **headers: str) -> JsonObject:
+        """The request's record, as soon as the router has stored it."""
+        path = f"/trace/{request_id}"
+
+        async def stored() -> bool:
+            return (await self.http.get(path, headers=headers)).status_code == 200
+
+        await eventually(stored)
+        return dict((await self.http.get(path, headers=headers)).json())
+
+    async def trace_of(self, reply: httpx.Response, **headers: str) -> JsonObject:
+        return await self.trace(reply.headers["x-request-id"], **headers)
 
 
 RouterAndStub = tuple[RunningRouter, client_pb2_grpc.InferenceStub]
