@@ -5,10 +5,14 @@ parts cannot be fitted one after the other as timing_fit.py does with samples of
 are fitted together, each with the fixed time that it has: that of a chunk, of a decode step, or,
 with both, the larger one: the better of two fits.
 
-Times of a running fleet have a long tail, and queues depend on their mean. So squares of errors are
-divided by those of the fitted times, not of the measured ones as in timing_fit.py, which would fit
-the quick steps (iteratively reweighted least squares). A stall, such as a first step that compiles
-a kernel, is left out: it takes STALL times what a fit of the quick steps says. Pure: numpy alone.
+Times of a running fleet have a long tail. How they grow with the work is what most steps say: an
+error beyond TAIL of the fitted time counts by its size, not by its square (Huber, Annals of
+Mathematical Statistics 35, 1964), or one step that waited for a connection would set the price of a
+sequence. Weights follow the fitted times, not the measured ones as in timing_fit.py, which would
+fit the quick steps (iteratively reweighted least squares). Queues depend on the mean: so the
+coefficients are then scaled until the steps of each kind take in sum what was measured. A stall,
+such as a first step that compiles a kernel, is left out: it takes STALL times what a fit of the
+quick steps says. Pure: numpy alone.
 """
 
 from __future__ import annotations
@@ -38,9 +42,13 @@ from baton.planner.timing_model import (
 )
 from baton.runtime.errors import ConfigError
 
+_Array = NDArray[np.float64]
+
 MIN_STEPS = 8  # of each kind that is needed
-FIT_ROUNDS = 4
+FIT_ROUNDS = 8
+TAIL = 0.5
 STALL = 8.0
+OF_PROMPTS = np.array([True, False, True, True, False, False])  # columns of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +129,7 @@ def _fitted(
     quick = rows @ non_negative_least_squares(rows / seconds[:, None], np.ones(len(steps)))
     kept = seconds <= STALL * np.maximum(quick, seconds.min())
     rows, seconds = rows[kept], seconds[kept]
-    weights = seconds
-    for _ in range(FIT_ROUNDS):
-        solved = non_negative_least_squares(rows / weights[:, None], seconds / weights)
-        weights = np.maximum(rows @ solved, seconds.min())
+    solved = _levelled(_usual(rows, seconds), rows, seconds)
     chunk_s, step_s, token_s, pair_s, sequence_s, context_s = (float(each) for each in solved)
     return TimingModel(
         name,
@@ -135,6 +140,33 @@ def _fitted(
     )
 
 
+def _usual(rows: _Array, seconds: _Array) -> _Array:
+    """Return the coefficients, [6], of most steps. rows: [steps, 6], seconds: [steps]."""
+    weights = 1 / seconds
+    for _ in range(FIT_ROUNDS):
+        solved = non_negative_least_squares(rows * weights[:, None], seconds * weights)
+        fitted = np.maximum(rows @ solved, seconds.min())
+        error = np.abs(seconds / fitted - 1)
+        weights = 1 / (fitted * np.sqrt(np.maximum(1.0, error / TAIL)))
+    return solved
+
+
+def _levelled(solved: _Array, rows: _Array, seconds: _Array) -> _Array:
+    """Return the coefficients with which the steps that only decode take in sum what was measured,
+    and then those with prompt tokens."""
+    prompts = rows[:, 2] > 0
+    decoding = np.where(OF_PROMPTS, 0.0, solved)
+    decoding *= _scale(rows[~prompts] @ decoding, seconds[~prompts])
+    computing = np.where(OF_PROMPTS, solved, 0.0)
+    beside = rows[prompts] @ decoding
+    return decoding + computing * _scale(rows[prompts] @ computing, seconds[prompts] - beside)
+
+
+def _scale(fitted: _Array, measured: _Array) -> float:
+    total = float(fitted.sum())
+    return max(0.0, float(measured.sum())) / total if total else 1.0
+
+
 def _row(work: StepWork, *, mixed_as_chunk: bool) -> list[float]:
     chunk = bool(work.prompt_tokens) and (mixed_as_chunk or not work.sequences)
     amounts = [work.prompt_tokens, work.pairs, work.sequences, work.context_tokens]
@@ -142,7 +174,5 @@ def _row(work: StepWork, *, mixed_as_chunk: bool) -> list[float]:
 
 
 def _error(model: TimingModel, steps: Sequence[StepSample]) -> FitError:
-    errors: NDArray[np.float64] = np.array(
-        [abs(model.step_s(each.work) / each.seconds - 1) for each in steps]
-    )
+    errors: _Array = np.array([abs(model.step_s(each.work) / each.seconds - 1) for each in steps])
     return FitError(len(errors), float(np.percentile(errors, 50)), float(np.percentile(errors, 90)))

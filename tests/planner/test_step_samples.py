@@ -65,6 +65,28 @@ def test_the_fit_is_of_the_mean_where_times_have_a_long_tail() -> None:
     assert fit.model.step_s(work) == pytest.approx(2 * TRUE.step_s(work), rel=0.15)
 
 
+def test_one_late_step_does_not_set_the_price_of_a_token() -> None:
+    """A prefill worker's first chunk waits for a connection, five times as long as it takes."""
+    usual = steps(60, prompts=True, decodes=False)
+    first = min(usual, key=lambda each: each.seconds)
+    made = [*usual, StepSample(first.work, 5 * first.seconds)]
+    model = fit_steps_together("f", 1.0, made + steps(60, prompts=False, decodes=True)).model
+    for tokens, most in ((100, 0.15), (500, 0.05), (2000, 0.05)):
+        work = StepWork(tokens, causal_pairs(0, tokens))
+        assert model.step_s(work) == pytest.approx(TRUE.step_s(work), rel=most)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_steps_of_each_kind_take_in_sum_what_was_measured(together: bool) -> None:
+    rng = random.Random(7)
+    usual = steps(90, prompts=True, decodes=together) + steps(90, prompts=False, decodes=True)
+    made = [StepSample(s.work, s.seconds * rng.choice((1, 1, 1, 3))) for s in usual]
+    model = fit_steps_together("f", 1.0, made).model
+    for half in (made[:90], made[90:]):
+        fitted_s = sum(model.step_s(each.work) for each in half)
+        assert fitted_s == pytest.approx(sum(each.seconds for each in half), rel=0.01)
+
+
 def test_a_stall_is_left_out() -> None:
     """The first step of a worker compiles, or waits for its memory."""
     chunks = steps(40, prompts=True, decodes=False)
