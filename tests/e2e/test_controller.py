@@ -84,7 +84,8 @@ def start(
     controller that acts; return them with their clients."""
 
     def started(drain_s: float) -> tuple[Cluster, Asking]:
-        made = make_busy("slo.ttft_s=0.3", "slo.itl_s=0.5", f"worker.drain_s={drain_s}")
+        goals = ("slo.ttft_s=0.3", "slo.itl_s=0.5")
+        made = make_busy(*goals, f"worker.drain_s={drain_s}", "step.max_sequences=4")
         cluster = made.start(1, 3)
         cluster.start_controller("--act")
         return cluster, Asking(cluster.url, load, expected, compare)
@@ -95,17 +96,18 @@ def start(
 async def test_roles_follow_a_shifting_mix_and_nothing_fails(
     until: Callable[..., Awaitable[None]], start: Callable[[float], tuple[Cluster, Asking]]
 ) -> None:
-    """Prompts alone overload the only prefill worker; then answers follow."""
+    """Prompts alone overload the only prefill worker; then answers alone fill the batches of the
+    decode workers that are left."""
     cluster, asking = start(1.0)
     async with asking.clients(2):
-        await until(lambda: len(accepted(cluster)) >= 1, within_s=120.0)
-        name = accepted(cluster)[0]["worker_id"]
-        await until(lambda: roles(cluster).get(name) == "prefill")
-        asking.heavy = False
-        await asyncio.sleep(20.0)  # in which roles may turn again
-    assert sorted(set(roles(cluster).values())) == ["decode", "prefill"]
-    turns = [step["role"] for step in accepted(cluster)]
-    assert sum(one != other for one, other in zip(turns, turns[1:], strict=False)) <= 1
+        for role in ("prefill", "decode"):
+            await until(lambda role=role: taken(cluster)[-1:] == [role], within_s=120.0)
+            name = accepted(cluster)[-1]["worker_id"]
+            await until(lambda role=role, name=name: roles(cluster).get(name) == role)
+            asking.heavy = False
+        await asyncio.sleep(20.0)  # in which no role may turn again
+    assert set(roles(cluster).values()) == {"decode", "prefill"}
+    assert "prefill" not in taken(cluster)[taken(cluster).index("decode") :]
     assert cluster.terminate("controller") == 0
     cluster.quiet(within_s=5.0)
 
@@ -141,6 +143,11 @@ def lines(cluster: Cluster, event: str) -> list[JsonObject]:
 
 def accepted(cluster: Cluster) -> list[JsonObject]:
     return lines(cluster, "role step accepted")
+
+
+def taken(cluster: Cluster) -> list[str]:
+    """The roles that the steps gave, in order."""
+    return [step["role"] for step in accepted(cluster)]
 
 
 def roles(cluster: Cluster) -> dict[str, str]:
