@@ -46,8 +46,8 @@ _Array = NDArray[np.float64]
 
 MIN_STEPS = 8  # of each kind that is needed
 FIT_ROUNDS = 8
-TAIL = 0.5
-STALL = 8.0
+TAIL = 0.5  # relative error
+STALL = 8.0  # times the fitted time
 OF_PROMPTS = np.array([True, False, True, True, False, False])  # columns of a row
 
 
